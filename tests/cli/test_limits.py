@@ -26,7 +26,7 @@ def reaching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has every case reach this busbw in GB/s, whatever runs; ``code`` is how that ends."""
 
     def plant(busbw: float, code: Exit = Exit.OK) -> None:
-        def execute(order: Order, make: Callable[[], Reporter]) -> Exit:
+        def execute(order: Order, make: Callable[[], Reporter], _early: object) -> Exit:
             cases, skips = order.suite.expand()
             reporter = make()
             reporter.begin(factories.run(suite=order.suite), cases, skips)

@@ -86,9 +86,10 @@ def report(file: RunFile) -> Stated:
     return {point.case: (point.median, point.launches) for point in series.make_view([file]).points}
 
 
-def of_one_mode(file: RunFile) -> RunFile:
-    """The run less its launches between two modes."""
-    table = [row for row in rows.make_rows([file]) if not row.has("bimodal")]
+def judgeable(file: RunFile) -> RunFile:
+    """The run less its launches between two modes, and those whose ranks shared cores."""
+    doubts = ("bimodal", "oversubscribed")
+    table = [row for row in rows.make_rows([file]) if not any(map(row.has, doubts))]
     kept = {cycle.number for row in table for cycle in row.cycles}
     records = [record for number, record in enumerate(file.records) if number in kept]
     return msgspec.structs.replace(file, records=records)
@@ -171,8 +172,8 @@ def recorded(path: Path) -> RunFile:
 
 
 @lru_cache(2)
-def reported(path: Path, is_of_one_mode: bool) -> Stated:
-    return report(of_one_mode(recorded(path)) if is_of_one_mode else recorded(path))
+def reported(path: Path, is_judged: bool) -> Stated:
+    return report(judgeable(recorded(path)) if is_judged else recorded(path))
 
 
 @pytest.mark.parametrize("what", STATEMENTS)
