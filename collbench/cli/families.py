@@ -17,9 +17,7 @@ Collective = Annotated[str, Argument(metavar="COLLECTIVE", help="As in `collbenc
 Root = Annotated[int, Option("-r", "--root", min=0, help="Root rank.")]
 RUN_NAMES = Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
 Runs = Annotated[list[str] | None, RUN_NAMES]
-Ranks = Annotated[
-    str, make_option("ranks", "Ranks on this machine. Default: all GPUs, else all cores.")
-]
+Ranks = Annotated[str, make_option("ranks", "Number of ranks. Default: all GPUs, else all cores.")]
 Backend = Annotated[
     str,
     Option(
@@ -39,7 +37,7 @@ Timeout = Annotated[
 Inject = Annotated[
     str,
     make_option(
-        "inject", "Plant faults, as in `collbench all_reduce --inject`. Marks all that is shown."
+        "inject", "Inject faults, as in `collbench all_reduce --inject`. Marks all that is shown."
     ),
 ]
 LinkSource = Annotated[

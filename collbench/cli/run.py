@@ -42,7 +42,7 @@ class RunOptions:
         Argument(metavar="SUITE", help="Built-in names (see `collbench list`) or TOML files."),
     ] = None
     ranks: Annotated[
-        str, make_option("ranks", "Ranks on this machine instead of the suite's; a list.")
+        str, make_option("ranks", "Number of ranks, instead of the suite's; a list.")
     ] = ""
     backends: Annotated[
         str,

@@ -125,7 +125,7 @@ COLUMNS = (
     Column("host", "number", "ns", "median by the host's clock, beside a device's", "derived.host"),
     Column("device", "number", "ns", "median by the device's clock", "derived.device"),
     Column("skew", "number", "ns", "last start minus first, a sample", "derived.skew"),
-    Column("arrival", "text", "", "how ranks came apart on purpose, or empty", "case.arrival"),
+    Column("arrival", "text", "", "how ranks arrived apart on purpose, or empty", "case.arrival"),
     Column(
         "control",
         "number",

@@ -392,7 +392,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "apart",
         lambda inputs: bool(inputs.record.case.arrival),
         is_never,
-        "ranks came apart on purpose (--arrival): times count from the last one's arrival",
+        "ranks arrived apart on purpose (--arrival): times count from the last one's arrival",
         "nothing: compare with --arrival aligned",
         effect="ungates",
         of_group=True,

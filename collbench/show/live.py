@@ -48,7 +48,7 @@ from collbench.suite.case import Case, Skip
 
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
 SO_FAR_AFTER = 8.0  # seconds of a run, from which on a pipe is told what is known
-SO_FAR = "known after a first pass; the tables below have the results"
+SO_FAR = "times of a first pass; the results follow, in the tables"
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
 
 

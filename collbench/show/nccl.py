@@ -90,7 +90,7 @@ HEADER = (
 
 SO_FAR_AFTER = 8.0  # seconds
 
-SO_FAR = "so far: known after a first pass; the results are lines without # below"
+SO_FAR = "so far: times of a first pass; the results follow, in lines without #"
 
 SPREAD = ("min_us", "max_us", "p99_us", "cv_pct")  # of the columns that -I adds
 
@@ -458,7 +458,7 @@ class Text(Reporter):
             )
         if first.n == 1 or not first.row.moves_data:
             self._remark(
-                "note: there is no busbw here; 0.00 stands in its place and enters no average"
+                "note: there is no busbw here; 0.00 is a placeholder and enters no average"
             )
         self._print(
             "#",
@@ -473,7 +473,7 @@ class Text(Reporter):
         if self._table and not any(map(has_line, self._block_outcomes)):
             if self._has_findings:
                 return
-            self._print("# nothing of this table ran: there is no result", "#")
+            self._print("# no case of this table ran", "#")
         elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._print(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")

@@ -145,7 +145,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("axes", "ranks", "whole", many=True, least=1, most=1 << 20, case="n").option(
         "-g --ngpus --ranks",
-        "Ranks on this machine. Default: all GPUs, else all cores (at least 2).",
+        "Number of ranks, of all hosts. Default: all GPUs, else all cores (at least 2).",
     ),
     Field(
         "axes", "dtypes", "dtype", default=("float",), many=True, every=tuple(DTYPES), case="dtype"
@@ -184,7 +184,7 @@ FIELDS: tuple[Field, ...] = (
     Field("axes", "backgrounds", "background", default=("",), many=True, case="background").option(
         "--background",
         (
-            "What ranks do meanwhile: none, gemm (matrix products), copy, sleep (a control) or a"
+            "Load during the collective: none, gemm (matrix products), copy, sleep (a control) or a"
             " collective, as all_to_all:4M."
         ),
         text="none",
@@ -223,13 +223,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("axes", "envs", "setting", default=((),), many=True, case="env").option(
         "--env",
-        "Sweep an environment variable, by ranks of their own; repeatable.",
+        "Sweep an environment variable; each value has newly started ranks; repeatable.",
         metavar="NAME=V1,V2",
     ),
     Field("command", "paths", "choice", default=(), many=True, choices=PATHS).option(
         "--path",
         (
-            "Leave data one way, and prove that it took it: nvlink-only, nic-only, loopback-nic or"
+            "Leave data one path, and prove that it took it: nvlink-only, nic-only, loopback-nic or"
             " shm-off (`collbench help paths`)."
         ),
     ),
@@ -253,8 +253,8 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "launches", "whole", least=1, most=1000).option(
         "--launches",
         (
-            "Repeat the sweep by newly started ranks: 10 a side to compare. They share a case's 2s"
-            " (0.25s each at least), but --max-time is for each."
+            "Repeat the sweep with newly started ranks: 10 a side to compare. They share a case's"
+            " 2s (0.25s each at least), but --max-time is for each."
         ),
     ),
     Field("policy", "agg_iters", "whole", default=1, least=1).option(
@@ -271,7 +271,8 @@ FIELDS: tuple[Field, ...] = (
         "--max-time", "Longest time to measure a case. Default: 2s."
     ),
     Field("command", "budget", "seconds").option(
-        "--budget", "Fit the sweep into this time, by fewer samples: 10m."
+        "--budget",
+        "Time for all, as 10m: takes fewer samples; what does not fit even so is named.",
     ),
     Field("policy", "check", "whole", default=1, least=0).option(
         "-c --check", "Checks of all data, to the bit, before and after timing; 0: none."
@@ -330,7 +331,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("policy", "cpu_time", "flag", default=False, least=0, most=1).option(
         "-C --report_cputime",
-        "Show the time to hand a call over instead (nccl-tests' formats).",
+        "Show the CPU time to issue a call instead (nccl-tests' formats).",
         number=int,
         text=0,
     ),
@@ -342,7 +343,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("command", "per_iter", "flag", default=False, least=0, most=1).option(
         "-I --per_iter_timing",
-        "Add least, largest, p99 and scatter of samples (nccl-tests' text).",
+        "Add min, max, p99 and coefficient of variation of samples (nccl-tests' text).",
         number=int,
         text=0,
     ),
@@ -403,7 +404,7 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "inject", "faults", default="").option(
         "--inject",
         (
-            "Plant faults, to see them noticed: slow-rank:3:20%, jitter:3:50%, late:3:5ms,"
+            "Inject faults, to test detection: slow-rank:3:20%, jitter:3:50%, late:3:5ms,"
             " corrupt:3, hang:3, drop:3. Marks all that is shown."
         ),
     ),
@@ -417,7 +418,7 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "output_format", "text", default="").option(
         "--format",
         (
-            "auto (on a terminal table, else nccl), table, nccl, nccl-filled, imb (as IMB-MPI1),"
+            "auto (table on a terminal, else nccl), table, nccl, nccl-filled, imb (as IMB-MPI1),"
             " json, csv or md."
         ),
         text="auto",

@@ -211,3 +211,9 @@ def test_an_absent_library_is_no_verdict(cli: Callable[..., Any]) -> None:
     done = cli("backends", "check", "xccl")
     assert done.returncode == Exit.NO_VERDICT and "no verdict" in done.stdout
     assert backend_info("xccl").here() in " ".join(done.stdout.split())
+
+
+def test_algorithms_that_not_every_collective_has_are_checked_where_they_are_known() -> None:
+    rows = list(check.ask_ranks("shm", quick=True))
+    assert [row.text for row in rows if row.state == "failed"] == []
+    assert {"ok"} <= {row.state for row in rows}

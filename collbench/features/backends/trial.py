@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from collbench.core.algorithms import list_algorithms
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import first_line
@@ -127,6 +128,8 @@ class ContractTrial:
         """A case of each collective, out of place, of floats that are added."""
         found = []
         for name, row in COLLECTIVES.items():
+            if not self._knows_algorithm(name):
+                continue
             axes = Axes(
                 collectives=(name,),
                 sizes=(nbytes,),
@@ -139,6 +142,12 @@ class ContractTrial:
             cases, _ = expand_axes(axes) if row.moves_data else ([], [])
             found += [msgspec.structs.replace(case, n=self._control.n) for case in cases[:1]]
         return found
+
+    def _knows_algorithm(self, collective: str) -> bool:
+        """Whether the algorithm that is checked, which may be the library's own choice, is one of
+        the collective's."""
+        name = self._case.algorithm
+        return name == "native" or name in {each.name for each in list_algorithms(collective)}
 
     def _is_able(self, case: Case) -> bool:
         """Whether the backend runs the case, as INFO, the opened backend and the library have

@@ -46,7 +46,7 @@ class SweepOptions:
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 8.")
     ] = None
     ngpus: Annotated[
-        str, make_option("ranks", "Ranks on this machine; a list. Default: 2, or a launcher's.")
+        str, make_option("ranks", "Numbers of ranks. Default: 2, or a launcher's.")
     ] = ""
     backend: Annotated[
         str,

@@ -59,7 +59,7 @@ class PatternOptions:
     ] = None
     ngpus: Annotated[
         str,
-        make_option("ranks", "Ranks on this machine; a list. Default: 2, or a launcher's."),
+        make_option("ranks", "Numbers of ranks. Default: 2, or a launcher's."),
     ] = ""
     backend: Annotated[
         str,

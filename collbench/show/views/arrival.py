@@ -30,7 +30,7 @@ _Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mo
 
 
 def make_arrival(view: View) -> Section | None:
-    """Cases whose ranks came apart on purpose, and those that take another time in the other
+    """Cases whose ranks arrived apart on purpose, and those that take another time in the other
     cadence; None where there are neither."""
     points = [(series, point) for series in view.series for point in series.points]
     delayed = [_line_apart(*pair) for pair in points if pair[1].case.arrival]

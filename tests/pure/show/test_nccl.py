@@ -284,7 +284,7 @@ def test_a_run_that_ends_before_its_first_case_has_a_head_and_no_result() -> Non
     case = a_case()
     end = End(exit=130, ended="", note="interrupted")
     lines = written([], [case], worlds=[a_world(case)], end=end).splitlines()
-    assert "# nothing of this table ran: there is no result" in lines
+    assert "# no case of this table ran" in lines
     assert "# not run: 1 of the planned cases" in lines and lines[-1] == "# error: interrupted"
 
 
@@ -988,7 +988,7 @@ def test_a_table_of_which_nothing_ran_has_no_footer_that_says_ok() -> None:
     skipped = Record(case=a_case(), status="skipped", note="nccl has none"), None
     text = written([skipped])
     assert "Out of bounds" not in text and "Avg bus" not in text
-    assert comments(text, "# nothing") == ["# nothing of this table ran: there is no result"]
+    assert comments(text, "# no case") == ["# no case of this table ran"]
 
 
 @pytest.mark.parametrize("case", [a_case(n=1), a_case(collective="barrier", op="none", nbytes=0)])

@@ -351,7 +351,7 @@ def _deliver(
     removed = [f"removed: {sentence}" for sentence in describe_removed(tested)]
     if number := len(verified.removed) - len(tested):
         sizes = format_count(number, "proposed size")
-        removed.append(f"{sizes} not verified: the budget has no time (--budget 20m)")
+        removed.append(f"{sizes} not verified: the budget has no time (give a longer --budget)")
     extras = view.Extras(request.title, tuple(removed), wrong=verified.wrong)
     if verified.code == Exit.NO_VERDICT and verified.removed:
         why = (tested or verified.removed)[0].why

@@ -132,7 +132,9 @@ class Outcome:
     def _take_problem(self, problem: CollbenchError) -> None:
         if NO_TIME_LEFT in problem.message:
             self.code = Exit.OK  # what was decided until then stands
-            print_message("the budget ended before all sizes were verified", "--budget 20m")
+            print_message(
+                "the budget ended before all sizes were verified", "give a longer --budget"
+            )
             return
         if isinstance(problem, RunBroken) and problem.message.startswith("head: "):
             self.broken = plain_line(problem.message.removeprefix("head: "))

@@ -203,8 +203,8 @@ class Screening:
                 return
             if trouble.message == TIME_OVER:
                 left_out = format_count(len(pending) - len(reporter.worlds), "launch")
-                self.notes.append(f"{TIME_OVER}: {left_out} not tried")
-                print_message(self.notes[-1], "--budget 20m")
+                self.notes.append(f"{TIME_OVER}: {left_out} not made")
+                print_message(self.notes[-1], "give a longer --budget")
                 return
             pending = self._drop_broken(pending, reporter, trouble)
 
@@ -253,7 +253,7 @@ class Screening:
             if record.chose:
                 self.choices.setdefault(cell, {})[name] = record.chose
         for key, why in wrong.items():
-            self._ban(*key, f"computes wrong results: {why}")
+            self._ban(*key, f"wrong results ({why})")
         spent = sum(record.seconds for record in file.records)
         if ran and file.worlds:
             start = max(0.0, seconds - spent) / len(file.worlds)
@@ -303,7 +303,7 @@ class Screening:
             else:
                 remaining += self._leave_out(joint, record, trouble)
         if self._broken > MAX_BROKEN:
-            self.notes.append(f"the search ended, as {self._broken} settings broke their launches")
+            self.notes.append(f"the search ended: launches failed with {self._broken} settings")
             print_message(self.notes[-1])
             return []
         return remaining

@@ -54,9 +54,7 @@ class AcceptOptions:
             " own min_busbw count, too.",
         ),
     ] = None
-    ranks: Annotated[str, make_option("ranks", "Ranks on this machine instead of the suite's.")] = (
-        ""
-    )
+    ranks: Annotated[str, make_option("ranks", "Number of ranks, instead of the suite's.")] = ""
     launches: Annotated[
         int | None,
         make_option("launches", "Measure so often, by ranks newly started. Default: 6."),
