@@ -23,8 +23,7 @@ class Job(msgspec.Struct, frozen=True):
     ranks measure the ``companion``, another job, in turns with it, block by block; a lot decides
     each time which goes first.
     ``subject`` is what a case of another kind is about. A ``coarse`` one is a single call, for a
-    row to show until the case is measured; the job that measures it knows by ``first_ns`` what the
-    call took, where that is longer than the case's time.
+    row to show until the case is measured.
     """
 
     case: Case
@@ -39,7 +38,6 @@ class Job(msgspec.Struct, frozen=True):
     companion: Job | None = None
     subject: Any = None  # suite.measurable.Subject
     coarse: bool = False
-    first_ns: int | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "subject", decode_subject(self.subject))

@@ -135,7 +135,9 @@ class TwoPassPace(Pace):
         policy, jobs = self._policy, current.jobs
         if backend_info(current.backend).gpu or policy.inject or policy.virtual or current.groups:
             return []
-        if current.in_turns or any(job.case.cycle or job.companion for job in jobs):
+        if policy.fresh or current.in_turns:
+            return []
+        if any(job.case.cycle or job.companion for job in jobs):
             return []
         if sum(estimate_seconds(job, policy) for job in jobs) <= LONG_RUN:
             return []
@@ -166,15 +168,11 @@ class TwoPassPace(Pace):
         if record.case not in self._called:
             return False
         self._called.discard(record.case)
-        jobs, is_called = self._later.get(self._world, []), record.status == "ok"
-        is_long = record.setup_ns > 1e9 * self._most
-        for index, job in enumerate(jobs):
-            if job.case == record.case and is_long:
-                jobs[index] = msgspec.structs.replace(job, first_ns=record.setup_ns)
-            if job.case == record.case and not is_called:
-                del jobs[index]
-                break
-        return is_called
+        if record.status == "ok":
+            return True
+        jobs = self._later.get(self._world, [])
+        jobs[:] = [job for job in jobs if job.case != record.case]
+        return False
 
     def accept(self, record: Record) -> Record | None:
         first = self._coarse.pop(record.case, None)

@@ -278,7 +278,7 @@ class LiveTable(Status):
     def show_coarse(self, record: Record, row: Derived | None) -> None:
         super().show_coarse(record, row)
         self._called[record.case] = (record, row)
-        self._news.append(((record, row), ", one call"))
+        self._news.append(((record, row), ", one call, data not verified"))
         self._print_so_far()
 
     def record(self, record: Record, row: Derived | None) -> None:

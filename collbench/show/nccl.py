@@ -309,7 +309,7 @@ class Text(Reporter):
             self._remark(*[SO_FAR] * (not self._so_far))
             self._so_far.add(at)
             case = next(iter(line.values()))
-            more = ["one call"] * bool(called)
+            more = ["one call, data not verified"] * bool(called)
             more += [describe_block(case)] * (table_of(line) != self._table)
             halves = [
                 make_half(known.get(place), self._options)._replace(

@@ -245,7 +245,12 @@ class Server:
             warden.forget_request()
             self._dismiss(warden)
             return
-        server_pid, pid = os.getpid(), os.fork()
+        server_pid = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as e:
+            self._refuse(warden, fds, e)
+            return
         if pid == 0:
             self._leave_server(server_pid, warden)
             try:
@@ -258,6 +263,15 @@ class Server:
         for fd in fds:
             os.close(fd)
         self._ranks[pid], self._wardens[warden] = warden, pid
+
+    def _refuse(self, warden: Adopted, fds: Sequence[int], why: OSError) -> None:
+        """Tell a warden that no rank can be forked for it."""
+        with suppress(OSError):
+            warden.socket.send(REFUSED + str(why).encode())
+        for fd in fds:
+            os.close(fd)
+        warden.forget_request()
+        self._dismiss(warden)
 
     def _leave_server(self, server_pid: int, warden: Adopted) -> None:
         """In a forked process, close what is the server's alone."""

@@ -132,9 +132,12 @@ class MpiServer:
             or self._server.process.poll() is not None
         ):
             self.close()
-            with interrupts.uninterrupted():
-                own = {name: os.environb[name] for name in (PRIVATE,) if name in os.environb}
-                self._server = ForkServer({**settings, **own}, self._python)
+            own = {name: os.environb[name] for name in (PRIVATE,) if name in os.environb}
+            try:
+                with interrupts.uninterrupted():
+                    self._server = ForkServer({**settings, **own}, self._python)
+            except OSError:  # no process can be had for it; ranks come up as they can
+                return None
             self._settings = settings
         return self._server if settings == self._settings else None
 

@@ -123,7 +123,7 @@ class Trial:
         sync = self._sync()
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
-        setup = self._job.first_ns or self._timed_first(sync)
+        setup = self._timed_first(sync)
         slow = self._takes_longer_than_there_is(setup)
         if not slow and (wrong := self._data.check_slots([0], "before timing")):
             return wrong
@@ -131,9 +131,7 @@ class Trial:
         submits = submit_times(self._calls[0], self._control, self._beat) if timed else None
         self._beat()
         chose = self._bench.backend.overheard(self._once)
-        # where no call has been made on these buffers
-        is_fresh = self._job.first_ns is not None and not timed
-        if (self._data.feeds_on_itself or slow) and not is_fresh:
+        if self._data.feeds_on_itself or slow:
             for slot in range(self._policy.agg_iters):
                 self._data.fill(slot)
         self._data.keep_copies()

@@ -78,7 +78,7 @@ def test_a_long_run_makes_one_call_of_each_long_size_before_a_second_pass(
     jobs = passes.next_jobs()
     assert {job.case for job in jobs[:2]} == set(SMALL[:2])
     assert [job.case for job in jobs[2:]] == [*HUGE, ONLY_OUT]
-    assert not any(job.coarse or job.first_ns for job in jobs)
+    assert not any(job.coarse for job in jobs)
     for what in HUGE:
         assert not passes.accept_coarse(scattered(what, 0.5))
         assert passes.accept(scattered(what, 0.5)) is not None
@@ -87,13 +87,10 @@ def test_a_long_run_makes_one_call_of_each_long_size_before_a_second_pass(
     assert passes.next_jobs() == []
 
 
-def test_a_call_longer_than_its_case_is_not_made_a_second_time_beforehand(
-    passes: TwoPassPace,
-) -> None:
-    passes.open_plan(planned(HUGE[1]))
-    assert passes.accept_coarse(record(HUGE[1], setup_ns=2_000_000_001))
-    (job,) = passes.next_jobs()
-    assert job.first_ns == 2_000_000_001 and job.seconds is None
+def test_launches_of_a_run_are_measured_alike() -> None:
+    passes = TwoPassPace(Policy(fresh=True))
+    opened = passes.open_plan(planned(*HUGE))
+    assert [job.case for job in opened.jobs] == [*HUGE]
 
 
 def test_a_single_call_that_failed_is_the_record_of_its_case(passes: TwoPassPace) -> None:

@@ -318,7 +318,7 @@ def test_a_long_run_shows_what_is_known_before_the_lines_and_marks_it(
     assert line.split()[3:5] == ["16", "4"] and line.split()[8] == "10.00"
     text.show_coarse(*measured(cases[1], 70_000, wrong=None))
     *_, line = so_far(out)
-    assert line.endswith("  one call") and line.split()[8:12] == ["N/A"] * 4
+    assert line.endswith("  one call, data not verified") and line.split()[8:12] == ["N/A"] * 4
     assert line.split()[12] == "70.00" and line.split()[15] == "N/A"
     assert scraped(out.getvalue()) == []
     for case in cases:

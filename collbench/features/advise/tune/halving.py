@@ -12,6 +12,7 @@ from collbench.features.advise.tune.joining import Field, Sizes
 from collbench.features.advise.types import Cell, Series, Variables
 
 Launches = Mapping[int, float]  # medians of launches, by the cycle that they were made in
+Logs = Mapping[int, float]  # the same, as the log of the time over the default's
 Times = Mapping[Cell, Mapping[Variables, Launches]]  # (): the default
 
 SLACK = 0.05  # of the time, by which a setting must be slower than the default to be out
@@ -23,17 +24,19 @@ NORMAL = 1.4826  # the standard deviation of normal values by their median absol
 OF_MEDIAN = 1.2533  # the standard error of a median by that of a mean, of normal values
 
 
-def compare_launches(by_setting: Mapping[Variables, Launches]) -> dict[Variables, list[float]]:
-    """The log of each setting's time over the default's in a cell: of every cycle in which both
-    were launched, as machines drift; of all launches at once where there is no such cycle."""
+def compare_launches(by_setting: Mapping[Variables, Launches]) -> dict[Variables, Logs]:
+    """The log of each setting's time over the default's in a cell, by the cycle in which both were
+    launched, as machines drift; of all launches at once where there is no such cycle."""
     default = by_setting.get((), {})
-    logs: dict[Variables, list[float]] = {}
+    logs: dict[Variables, Logs] = {}
     for setting, launches in by_setting.items():
         if not setting or not launches or not default:
             continue
-        logs[setting] = [
-            math.log(time / default[cycle]) for cycle, time in launches.items() if cycle in default
-        ] or [math.log(median(launches.values()) / median(default.values()))]
+        logs[setting] = {
+            cycle: math.log(time / default[cycle])
+            for cycle, time in launches.items()
+            if cycle in default
+        } or {-1: math.log(median(launches.values()) / median(default.values()))}
     return logs
 
 
@@ -50,13 +53,13 @@ def estimate_scatter(samples: Sequence[Sequence[float]]) -> float:
 
 def summarise_times(times: Times) -> dict[Cell, dict[Variables, float]]:
     """What everything in a cell takes: the default the median of its launches, a setting that by
-    its median ratio to it. A setting that has fewer launches than another of its cell is taken for
-    slower by as many standard errors as it has more: it left the search early, so that its luck
-    was not tried. Without cells where the default has no time."""
+    its median ratio to it. Of a setting that seems faster and has fewer launches than another of
+    its cell, as it left the search early, the luck that was not tried is taken off: as much of its
+    standard error as it has more. Without cells where the default has no time."""
     by_series: dict[Series, list[list[float]]] = {}
     compared = {cell: compare_launches(by_setting) for cell, by_setting in times.items()}
     for cell, logs in compared.items():
-        by_series.setdefault(cell.series, []).extend(logs.values())
+        by_series.setdefault(cell.series, []).extend([*each.values()] for each in logs.values())
     summary: dict[Cell, dict[Variables, float]] = {}
     for cell, logs in compared.items():
         if not times[cell].get(()):
@@ -66,9 +69,10 @@ def summarise_times(times: Times) -> dict[Cell, dict[Variables, float]]:
         most = max(map(len, logs.values()), default=1)
         summary[cell] = {(): default}
         for setting, sample in logs.items():
-            lacking = len(sample) < most
-            luck = scatter * (len(sample) ** -0.5 - most**-0.5) if lacking else 0.0
-            summary[cell][setting] = default * math.exp(median(sample) + luck)
+            ratio = median(sample.values())
+            if ratio < 0 and len(sample) < most:
+                ratio = min(0.0, ratio + scatter * (len(sample) ** -0.5 - most**-0.5))
+            summary[cell][setting] = default * math.exp(ratio)
     return summary
 
 
@@ -103,17 +107,18 @@ def halve_field(field: Field, times: Times) -> dict[Series, dict[Variables, Size
 
 
 def _compare_at_both(
-    logs: Mapping[int, Mapping[Variables, Sequence[float]]],
+    logs: Mapping[int, Mapping[Variables, Logs]],
     pair: tuple[int, int],
     sizes_by_setting: Mapping[Variables, Sizes],
 ) -> dict[Variables, list[float]]:
     """The mean log ratio over both sizes, launch by launch, of each setting that competes there."""
-    one, other = (logs[size] for size in pair)
-    return {
-        setting: [(low + high) / 2 for low, high in zip(one[setting], other[setting], strict=False)]
-        for setting, at in sizes_by_setting.items()
-        if {*pair} <= {*at} and setting in one and setting in other
-    }
+    found: dict[Variables, list[float]] = {}
+    for setting, at in sizes_by_setting.items():
+        one, other = (logs[size].get(setting, {}) for size in pair)
+        both = [(one[cycle] + other[cycle]) / 2 for cycle in one if cycle in other]
+        if {*pair} <= {*at} and both:
+            found[setting] = both
+    return found
 
 
 def _find_better(by_setting: Mapping[Variables, Sequence[float]], scatter: float) -> set[Variables]:

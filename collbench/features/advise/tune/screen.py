@@ -156,6 +156,7 @@ class Screening:
                 if (series.collective, setting) not in self._banned
             }
             for series, by_setting in field.items()
+            if (series.collective, ()) not in self._banned  # nothing to compare with
         }
         return {series: by_setting for series, by_setting in remaining.items() if by_setting}
 
@@ -200,6 +201,7 @@ class Screening:
             if trouble is None:
                 return
             if trouble.message == TIME_OVER and self.cycles:
+                self._forget_cycle()
                 return
             if trouble.message == TIME_OVER:
                 left_out = format_count(len(pending) - len(reporter.worlds), "launch")
@@ -207,6 +209,12 @@ class Screening:
                 print_message(self.notes[-1], "give a longer --budget")
                 return
             pending = self._drop_broken(pending, reporter, trouble)
+
+    def _forget_cycle(self) -> None:
+        """Drop a cycle that was cut, in which some settings were launched and others not."""
+        for by_setting in self.times.values():
+            for launches in by_setting.values():
+                launches.pop(self.cycles, None)
 
     def _make_order(self, joints: Sequence[Joint]) -> Order:
         order = self._order

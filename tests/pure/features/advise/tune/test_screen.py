@@ -182,6 +182,29 @@ def test_one_setting_for_all_sizes_is_put_to_fresh_launches_at_all(measured: Any
     assert proposed(run(), form=WORDS) == [("tree", [*SIZES])]
 
 
+def test_a_cycle_that_the_time_cuts_counts_for_nobody(measured: Any) -> None:
+    launched: Counter[Variables] = Counter()
+
+    def find(case: Case) -> float | str:
+        launched[case.env] += case.nbytes == SIZES[0]
+        if launched[()] == 3:  # the third cycle takes long of a sudden
+            screen.time.seconds += 5.0  # type: ignore[attr-defined]
+        return 700.0 if case.env else 1000.0
+
+    measured(find)
+    screening = run()
+    assert launched[()] == 3 and launched[RING] == 2
+    for by_setting in screening.times.values():
+        assert {len(launches) for launches in by_setting.values()} == {2}
+
+
+def test_a_default_with_wrong_results_leaves_nothing_to_compare_with(measured: Any) -> None:
+    orders = measured(lambda case: 700.0 if case.env else "wrong")
+    screening = run()
+    assert len(orders) == 1
+    assert screening.notes[0].startswith("the default is no longer tried for all_reduce")
+
+
 def test_the_time_ends_it(measured: Any) -> None:
     orders = measured(by_setting(ring=700.0, tree=900.0, swing=800.0))
     run(seconds=0.5)
