@@ -184,7 +184,7 @@ FIELDS: tuple[Field, ...] = (
     Field("axes", "backgrounds", "background", default=("",), many=True, case="background").option(
         "--background",
         (
-            "Load during the collective: none, gemm (matrix products), copy, sleep (a control) or a"
+            "Load meanwhile: none, gemm (matrix products), copy, sleep (a control) or a"
             " collective, as all_to_all:4M."
         ),
         text="none",

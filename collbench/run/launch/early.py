@@ -73,7 +73,7 @@ def start_early(options: Mapping[str, Any]) -> LoadingServer | None:
             return None
         if options["launcher"] not in ("auto", "local"):
             return None
-        if options["imports"] or any("/" in name or name.endswith(".py") for name in names):
+        if options.get("imports") or any("/" in name or name.endswith(".py") for name in names):
             return None  # what these say is not known yet
         infos = [backend_info(name) for name in names]
         if any(info.launch == "fork" and not info.predicts for info in infos):

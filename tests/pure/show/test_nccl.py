@@ -314,7 +314,7 @@ def test_a_long_run_shows_what_is_known_before_the_lines_and_marks_it(
     assert so_far(out) == []  # its other half is to come
     text.record(*flagged(cases[2], "unconverged"))
     intro, line = so_far(out)
-    assert "results are lines without #" in intro
+    assert "results follow, in lines without #" in intro
     assert line.split()[3:5] == ["16", "4"] and line.split()[8] == "10.00"
     text.show_coarse(*measured(cases[1], 70_000, wrong=None))
     *_, line = so_far(out)
