@@ -31,10 +31,9 @@ class Events(Reporter):
         self.events.append(("measured", record))
 
 
-@pytest.mark.parametrize("seconds", [0.1, 1e-6])
 @pytest.mark.parametrize("algorithm", ["native", "ring"])
 def test_calls_come_first_and_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, algorithm: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     monkeypatch.setattr(pace, "LONG_RUN", 0.0)
     monkeypatch.setattr(pace, "LONG_CASE", 0.0)
@@ -46,7 +45,7 @@ def test_calls_come_first_and_are_not_kept(
         ranks=(2,),
         in_place=(False, True),
     )
-    suite = Suite(name="x", axes=axes, policy=Policy(max_seconds=seconds))
+    suite = Suite(name="x", axes=axes, policy=Policy(max_seconds=0.1))
     path, told = tmp_path / "run.jsonl", Events()
     order = Order(suite=suite, command=["collbench"], output=path)
     assert session.execute_order(order, lambda: told) == Exit.OK
@@ -56,8 +55,4 @@ def test_calls_come_first_and_are_not_kept(
     assert all(r.times_ns == [r.setup_ns] and r.wrong is None for r in called)
     saved = [record for record in run_file.read_file(path).records if record.status == "ok"]
     assert len(saved) == 4 and all(r.wrong == 0 and r.checked for r in saved)
-    setups = {r.setup_ns for r in called} & {r.setup_ns for r in saved if r.case.in_place}
-    # a call longer than its case is its setup already, and one sample is taken then
-    assert len(setups) == (2 if seconds < 1e-3 else 0)
-    if seconds < 1e-3:
-        assert {len(record.times_ns) for record in saved} == {1}
+    assert not {r.setup_ns for r in called} & {r.setup_ns for r in saved}  # made anew, on others
