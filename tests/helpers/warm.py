@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
@@ -358,23 +358,17 @@ def _select(env: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]
 class ForkedLoadingServer(early.LoadingServer):
     """A fork server that is forked from a command that was, unless it needs a Python of its own."""
 
-    def __init__(
-        self, env: Mapping[str, str] | Mapping[bytes, bytes], python: str = sys.executable
-    ) -> None:
-        settings = {name: value for name, value in env.items() if isinstance(name, str)}
-        if python != sys.executable or len(settings) < len(env) or _needs_its_own(settings):
-            super().__init__(env, python)
-            return
-        self.env, self.python = dict(env), python
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _start_process(self, theirs: socket.socket) -> Any:
+        settings = {name: value for name, value in self.env.items() if isinstance(name, str)}
+        is_other = self.python != sys.executable or len(settings) < len(self.env)
+        if is_other or _needs_its_own(settings):
+            return super()._start_process(theirs)
         parent, err = os.getpid(), sys.__stderr__.fileno()  # type: ignore[union-attr]
         pid = os.fork()
         if pid == 0:
             die_with_parent(parent)
             _become_fork_server(theirs, settings, err)
-        theirs.close()
-        self.process = Forked(pid)  # type: ignore[assignment]
-        self._is_ours = True
+        return Forked(pid)
 
 
 class ForkedForkServer(local.ForkServer):

@@ -225,7 +225,7 @@ def test_a_server_serves_those_who_have_its_environment(
     def find(is_first: bool, **variables: str) -> Any:
         fd = write_request(tmp_path, **variables)
         try:
-            return servers.find(fd, is_first)
+            return servers.find_server(fd, is_first)
         finally:
             os.close(fd)
 
@@ -247,7 +247,7 @@ def test_a_server_serves_those_who_have_its_environment(
 def test_a_request_that_cannot_be_read_gets_no_server(tmp_path: Path) -> None:
     (tmp_path / "request").write_text("{'environ'")
     fd = os.open(tmp_path / "request", os.O_RDONLY)
-    assert local.MpiServer("no-such-python").find(fd, True) is None
+    assert local.MpiServer("no-such-python").find_server(fd, True) is None
     os.close(fd)
 
 

@@ -36,16 +36,21 @@ class LoadingServer:
     ) -> None:
         self.env, self.python = dict(env), python
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = module_command(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
-        self.process = subprocess.Popen(
-            bound_command(python, signal.SIGKILL, os.getpid(), *command),
+        self.process = self._start_process(theirs)
+        theirs.close()
+        self._is_ours = True
+
+    def _start_process(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        command = module_command(
+            self.python, "collbench.run.launch.forkserver", str(theirs.fileno())
+        )
+        return subprocess.Popen(
+            bound_command(self.python, signal.SIGKILL, os.getpid(), *command),
             pass_fds=[theirs.fileno()],
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=sys.__stderr__,  # also what libraries print in ranks
         )
-        theirs.close()
-        self._is_ours = True
 
     def take_over(self, env: Mapping[str, str] | Mapping[bytes, bytes], python: str) -> bool:
         """Whether this server is as asked for, and nobody's yet: it is then the caller's to end."""

@@ -144,7 +144,7 @@ class Adopted:
         self.rank, self._n, self._board, self._request = orders.rank, orders.n, board, request
         self.socket = socket.socket(fileno=at)
 
-    def receive(self) -> list[int]:
+    def receive_descriptors(self) -> list[int]:
         """The descriptors that the warden hands over; none where it has ended."""
         with suppress(OSError):
             _, fds, _, _ = socket.recv_fds(self.socket, 64, DESCRIPTORS_MAX + 2)
@@ -156,7 +156,7 @@ class Adopted:
         for fd in (self._board, self._request):
             os.close(fd)
 
-    def become(self, fds: Sequence[int]) -> NoReturn:
+    def become_rank(self, fds: Sequence[int]) -> NoReturn:
         """Turn this process, which was just forked, into the rank, unless it cannot be as the
         warden wants it: then it ends."""
         from collbench.run.launch import takeover
@@ -214,7 +214,7 @@ class Server:
                 self._reap()
             for key in ready:
                 if key.data is not None:
-                    self._attend(key.data)
+                    self._serve_warden(key.data)
             if self._control.fileno() in [key.fd for key in ready]:
                 request, fds, _, _ = socket.recv_fds(self._control, 65536, 3)
                 if not request:
@@ -232,7 +232,7 @@ class Server:
         self._wardens[warden] = 0
         self._ready.register(warden.socket, selectors.EVENT_READ, warden)
 
-    def _attend(self, warden: Adopted) -> None:
+    def _serve_warden(self, warden: Adopted) -> None:
         """Make the rank that a warden asks for; of a warden that has ended, end the rank."""
         if warden not in self._wardens:
             return  # its rank has just been reaped
@@ -240,21 +240,21 @@ class Server:
             os.kill(pid, signal.SIGKILL)  # it is there until it is reaped
             self._ready.unregister(warden.socket)
             return
-        fds = warden.receive()
+        fds = warden.receive_descriptors()
         if not fds:
             warden.forget_request()
-            self._dismiss(warden)
+            self._drop_warden(warden)
             return
         server_pid = os.getpid()
         try:
             pid = os.fork()
         except OSError as e:
-            self._refuse(warden, fds, e)
+            self._refuse_rank(warden, fds, e)
             return
         if pid == 0:
             self._leave_server(server_pid, warden)
             try:
-                warden.become(fds)
+                warden.become_rank(fds)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -264,14 +264,14 @@ class Server:
             os.close(fd)
         self._ranks[pid], self._wardens[warden] = warden, pid
 
-    def _refuse(self, warden: Adopted, fds: Sequence[int], why: OSError) -> None:
+    def _refuse_rank(self, warden: Adopted, fds: Sequence[int], why: OSError) -> None:
         """Tell a warden that no rank can be forked for it."""
         with suppress(OSError):
             warden.socket.send(REFUSED + str(why).encode())
         for fd in fds:
             os.close(fd)
         warden.forget_request()
-        self._dismiss(warden)
+        self._drop_warden(warden)
 
     def _leave_server(self, server_pid: int, warden: Adopted) -> None:
         """In a forked process, close what is the server's alone."""
@@ -286,7 +286,7 @@ class Server:
                 if not self._wardens[other]:
                     other.forget_request()
 
-    def _dismiss(self, warden: Adopted) -> None:
+    def _drop_warden(self, warden: Adopted) -> None:
         del self._wardens[warden]
         with suppress(KeyError):
             self._ready.unregister(warden.socket)
@@ -338,7 +338,7 @@ class Server:
             rank = self._ranks.pop(pid)
             if isinstance(rank, Adopted):
                 rank.tell_end(status)
-                self._dismiss(rank)
+                self._drop_warden(rank)
             else:
                 self._control.send(msgspec.json.encode(Note(rank, status=status)))
 

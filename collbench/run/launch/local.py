@@ -119,7 +119,7 @@ class MpiServer:
         self._server: ForkServer | None = None
         self._settings: dict[bytes, bytes] = {}
 
-    def find(self, request: int, is_first: bool) -> ForkServer | None:
+    def find_server(self, request: int, is_first: bool) -> ForkServer | None:
         """The server for what a warden requests, started where there is none, unless that is not
         the first of its world; else None."""
         try:
@@ -247,7 +247,7 @@ class Launcher(FreshRanks):
         breaks."""
         try:
             if backend_info(plan.backend).launch == "mpirun":
-                env, find = self._environment(plan.env), self._mpi_server.find
+                env, find = self._environment(plan.env), self._mpi_server.find_server
                 with closing(Mpirun(env, self._python, folder, find)) as mpirun:
                     yield mpirun
             else:

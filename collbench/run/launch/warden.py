@@ -55,7 +55,7 @@ def read_status() -> dict[str, str]:
 
 
 def gather_birthmarks(status: dict[str, str]) -> dict[str, str]:
-    """What a process has from its birth and cannot take over from another: its user and rights,
+    """The marks that a process has from its birth and cannot take over: its user and rights,
     namespaces, control groups, memory policy, scheduling. ``status`` has the fields of
     /proc/self/status."""
     marks = {name: status.get(name, "") for name in _FIXED.split()}
@@ -137,36 +137,36 @@ class Warden:
             socket.send_fds(notes, [note.encode()], given)
         theirs.close()
 
-    def ask(self) -> bool:
+    def ask_for_rank(self) -> bool:
         """Have a rank forked, and tell the launching process of it; whether there is one."""
         try:
             # until the server has loaded, what mpirun gave is this process's alone: it may end
-            if self._receive()[0] != READY:
+            if self._receive_answer()[0] != READY:
                 return False
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
             fds = [self._channel[1].fileno(), folder, *self._numbers]
             socket.send_fds(self._socket, [b"take over"], fds)
             os.close(folder)
-            answer, process = self._receive()
+            answer, process = self._receive_answer()
         except OSError:
             return False
         if not answer.startswith(BORN):
             return False
         self._process = process[0]
-        signal.signal(signal.SIGTERM, lambda *_: self._send(signal.SIGTERM))
+        signal.signal(signal.SIGTERM, lambda *_: self._signal_rank(signal.SIGTERM))
         note = '{"rank":%d,"pid":%d,"forked":true}' % (self._rank, int(answer[len(BORN) :]))  # noqa: UP031
         socket.send_fds(self._notes, [note.encode()], [self._channel[0].fileno()])
         self._channel[0].close()
         return True
 
-    def _receive(self) -> tuple[bytes, list[int]]:
+    def _receive_answer(self) -> tuple[bytes, list[int]]:
         """The server's next message, with descriptors; empty where it or mpirun has ended."""
-        if self._socket.fileno() not in self._wait(self._socket.fileno()):
+        if self._socket.fileno() not in self._wait_for(self._socket.fileno()):
             return b"", []
         data, fds, _, _ = socket.recv_fds(self._socket, 4096, 1)
         return data, fds
 
-    def _wait(self, *fds: int) -> set[int]:
+    def _wait_for(self, *fds: int) -> set[int]:
         """Wait for one of these, or for the end of mpirun or of the launching process's channel,
         and return those that are ready."""
         events = select.poll()
@@ -175,16 +175,16 @@ class Warden:
         events.register(self._channel[1], 0)
         return {fd for fd, _ in events.poll()}
 
-    def _send(self, number: signal.Signals) -> None:
+    def _signal_rank(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, number)
 
-    def watch(self) -> int:
+    def watch_rank(self) -> int:
         """Watch the rank to its end, and tell of that; the status to exit with. The death of who
         forked it, and with it of the rank, is told by this one's own."""
-        ready = self._wait(self._socket.fileno())
+        ready = self._wait_for(self._socket.fileno())
         if self._socket.fileno() not in ready:
-            self._send(signal.SIGKILL)
+            self._signal_rank(signal.SIGKILL)
         if self._above in ready:
             return 0  # mpirun's end is the news, and not what it made of this rank
         with suppress(OSError):
@@ -210,8 +210,8 @@ def main() -> None:
         notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notes.connect(notes_path)
         warden = Warden(int(ranks[0]), notes, os.pidfd_open(int(mpirun)), request)
-        if warden.ask():
-            os._exit(warden.watch())
+        if warden.ask_for_rank():
+            os._exit(warden.watch_rank())
     os.execvp(command[0], command)
 
 

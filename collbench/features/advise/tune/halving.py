@@ -52,10 +52,10 @@ def estimate_scatter(samples: Sequence[Sequence[float]]) -> float:
 
 
 def summarise_times(times: Times) -> dict[Cell, dict[Variables, float]]:
-    """What everything in a cell takes: the default the median of its launches, a setting that by
-    its median ratio to it. Of a setting that seems faster and has fewer launches than another of
-    its cell, as it left the search early, the luck that was not tried is taken off: as much of its
-    standard error as it has more. Without cells where the default has no time."""
+    """The times of all in a cell, in ns: the default's is the median of its launches, a setting's
+    that times its median ratio. Of a setting that seems faster and has fewer launches than another
+    of its cell, as it left the search early, the luck that was not tried is taken off: as much of
+    its standard error as it has more. Without cells where the default has no time."""
     by_series: dict[Series, list[list[float]]] = {}
     compared = {cell: compare_launches(by_setting) for cell, by_setting in times.items()}
     for cell, logs in compared.items():
@@ -83,8 +83,8 @@ def count_rounds(field: Field) -> int:
 
 
 def halve_field(field: Field, times: Times) -> dict[Series, dict[Variables, Sizes]]:
-    """Who goes on: at every two neighbouring sizes the better half of the settings, by what they
-    save at both, without those that are surely slower than the default there. One launch of each
+    """The settings that go on: at every two neighbouring sizes the better half, by what they save
+    at both, without those that are surely slower than the default there. One launch of each
     tells little, so that only what is slower by a lot is out."""
     remaining: dict[Series, dict[Variables, Sizes]] = {}
     for series, sizes_by_setting in field.items():

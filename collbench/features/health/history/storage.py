@@ -298,7 +298,7 @@ class Book:
 
     @contextmanager
     def _refuse_failures(self) -> Iterator[None]:
-        """What SQLite says is raised as CannotRun, in one line. Where it takes long, that is
+        """Raises errors of SQLite as CannotRun, in one line. Where it takes long, that is
         said."""
         waiting = f"history at {self.name} does not answer yet: does another process hold it?"
         patience = threading.Timer(
