@@ -103,7 +103,7 @@ RECORD = b'{"line":"record",'  # how Writer begins a record's line
 MOST_LINE = 16 << 20  # bytes: of 4096 ranks' own times it takes 12 MB
 
 
-MOST_LINES = 100_000  # two attempts at each case of the largest suite
+MOST_LINES = 250_000  # five attempts at each case of the largest suite
 
 
 NOTHING: dict[str, object] = {  # one of each for all records: millions take their room else

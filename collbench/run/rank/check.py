@@ -1,7 +1,7 @@
 """Fills, poisons and checks the buffers of running ranks, bit for bit, on whatever device they are.
 
 The content of every element is payload's; this module plays it in torch, one window of a stream at
-a time, so that a buffer of any size needs scratch for one window only.
+a time, so that a buffer of any size needs memory for a few windows only.
 
 Whether floats' sums come out alike, to the bit: digests of what a reduction makes of numbers
 that must be rounded.
@@ -11,6 +11,7 @@ The data that results are compared with (payload.py) add up exactly in any order
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -65,6 +66,27 @@ def _list_spans(pieces: Sequence[Piece]) -> Iterator[_Span]:
             done += high - low
 
 
+@functools.cache
+def _places_on(device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(payload.list_places().copy()).to(device)
+
+
+class _Windows:
+    """What windows hold by one table of scenarios' values: slices of one row, made where ``length``
+    elements are worth it, or looked up in the table each time."""
+
+    def __init__(self, table: torch.Tensor, length: int) -> None:
+        self._table, self._places = table, _places_on(table.device)
+        worth = length > 2 * WINDOW
+        self._row = torch.index_select(table, 0, self._places) if worth else None
+
+    def read(self, begin: int, length: int) -> torch.Tensor:
+        """The bits of ``length`` elements from place ``begin`` on, not to be written to."""
+        if self._row is not None:
+            return self._row[begin : begin + length]
+        return torch.index_select(self._table, 0, self._places[begin : begin + length])
+
+
 class Checker:
     """What one rank sends and must receive in one case.
 
@@ -94,21 +116,17 @@ class Checker:
             else 0
         )
         tables, pieces = payload.make_tables(case, seed), self.receives or ()
-        self._send = self._on(device, tables.send(rank))
+        self._send = self._on(device, tables.send(rank), self.sends)
         self._expected = {
-            ranks: self._on(device, tables.expected(ranks))
+            ranks: self._on(device, tables.expected(ranks), pieces)
             for ranks in {piece.ranks for piece in pieces}
         }
-        longest = min(WINDOW, max((piece.length for piece in [*self.sends, *pieces]), default=0))
-        self._offsets = torch.from_numpy(payload.window_offsets().copy()).to(device)
-        self._index = torch.empty(longest, dtype=torch.int32, device=device)
-        self._scratch = torch.empty(longest, dtype=self.bits, device=device)
 
     def fill_send(self, buffer: torch.Tensor, slot: int = 0) -> None:
         """Writes what this rank contributes; elements past the layout stay as they are."""
         view = self._view(buffer, self.sends)
         for span in _list_spans(self.sends):
-            self._play(span, slot, self._send, view[span.start : span.start + span.high - span.low])
+            self._view_span(view, span).copy_(self._play(span, slot, self._send))
 
     def poison(self, buffer: torch.Tensor) -> None:
         """Fills with NaN, or for integers the top bit: never the result of signed arithmetic here,
@@ -122,15 +140,15 @@ class Checker:
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
         for span in _list_spans(pieces):
-            out = view[span.start : span.start + span.high - span.low]
-            self._play(span, slot, self._expected[span.piece.ranks], out)
+            expected = self._play(span, slot, self._expected[span.piece.ranks])
+            self._view_span(view, span).copy_(expected)
 
     def check_recv(self, buffer: torch.Tensor, slot: int = 0) -> Checked:
         """Compares with what this rank must have received, where that is defined; (0, 0, None)
         elsewhere."""
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
-        counts = [self._wrong(span, slot, view).count_nonzero() for span in _list_spans(pieces)]
+        counts = [_count_set(self._wrong(span, slot, view)) for span in _list_spans(pieces)]
         wrong = torch.stack(counts) if counts else torch.zeros(1)
         total = int(wrong.sum())
         checked = sum(piece.length for piece in pieces)
@@ -143,28 +161,28 @@ class Checker:
 
     def _first(self, span: _Span, slot: int, view: torch.Tensor) -> Difference:
         offset = int(self._wrong(span, slot, view).nonzero()[0])
+        expected = self._play(span, slot, self._expected[span.piece.ranks])
         mask = (1 << self.case.type.size * 8) - 1
         index = span.start + offset
-        return Difference(index, int(view[index]) & mask, int(self._scratch[offset]) & mask)
+        return Difference(index, int(view[index]) & mask, int(expected[offset]) & mask)
 
     def _wrong(self, span: _Span, slot: int, view: torch.Tensor) -> torch.Tensor:
-        """Which elements of the span differ by more than the tolerance; leaves the expected ones in
-        the scratch."""
-        length = span.high - span.low
-        got, expected = view[span.start : span.start + length], self._scratch[:length]
-        self._play(span, slot, self._expected[span.piece.ranks], expected)
+        """Which elements of the span differ by more than the tolerance."""
+        got = self._view_span(view, span)
+        expected = self._play(span, slot, self._expected[span.piece.ranks])
         if not self.tolerance:
             return got != expected
         # neighbouring floats of one sign differ by one as integers, and what is expected here is
         # never near zero
         return (got < expected - self.tolerance) | (got > expected + self.tolerance)
 
-    def _play(self, span: _Span, slot: int, table: torch.Tensor, out: torch.Tensor) -> None:
+    def _play(self, span: _Span, slot: int, windows: _Windows) -> torch.Tensor:
         self._beat()
-        key = payload.window_key(self.seed, slot, span.piece.stream, span.window)
-        index = self._index[: span.high - span.low]
-        torch.bitwise_xor(self._offsets[span.low : span.high], key, out=index)
-        torch.index_select(table, 0, payload.pick_scenarios(index), out=out)
+        place = payload.find_place(self.seed, slot, span.piece.stream, span.window)
+        return windows.read(place + span.low, span.high - span.low)
+
+    def _view_span(self, view: torch.Tensor, span: _Span) -> torch.Tensor:
+        return view[span.start : span.start + span.high - span.low]
 
     def _view(self, buffer: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
         needed = max((piece.start + piece.length for piece in pieces), default=0)
@@ -175,8 +193,18 @@ class Checker:
             )
         return buffer.view(self.bits)
 
-    def _on(self, device: torch.device | str, table: payload.Array) -> torch.Tensor:
-        return torch.from_numpy(table.view(f"i{self.case.type.size}").copy()).to(device)
+    def _on(
+        self, device: torch.device | str, table: payload.Array, pieces: Sequence[Piece]
+    ) -> _Windows:
+        bits = torch.from_numpy(table.view(f"i{self.case.type.size}").copy()).to(device)
+        return _Windows(bits, sum(piece.length for piece in pieces))
+
+
+def _count_set(mask: torch.Tensor) -> torch.Tensor:
+    """How many are true; of a mask on a GPU without waiting for it."""
+    if mask.device.type == "cpu":  # numpy counts a window in a tenth of torch's time
+        return torch.tensor(np.count_nonzero(mask.numpy()))
+    return mask.count_nonzero()
 
 
 PROBED = 1000  # elements, of which one is then wrong

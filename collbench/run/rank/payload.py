@@ -2,10 +2,11 @@
 order of reduction.
 
 T scenarios are drawn from a seed; each is one worked example: a value for every rank and, brute
-force, the result of reducing them. Element i of a buffer plays scenario ``hash(seed, slot, stream,
-i)``, so filling a buffer and knowing the expected result are both a table look-up, any slice can be
-made on any rank alone, and every element depends on its index. In reductions all ranks play the
-same scenario at the same index; copies draw on a stream per sending rank.
+force, the result of reducing them. The elements of a window play a slice of one long row of random
+scenarios, from a place that is hashed of seed, slot, stream and the window's number: so filling a
+buffer and knowing the expected result are both a copy, any slice can be made on any rank alone, and
+every element depends on its index. In reductions all ranks play the same scenario at the same
+index; copies draw on a stream per sending rank.
 
 Why results are exact. sum: a scenario's values are integers times one power of two, positives and
 negatives each bounded by the significand, so no partial sum in any order is ever rounded, nor does
@@ -35,7 +36,7 @@ from collbench.suite.case import Case
 T = 4096  # scenarios
 
 
-WINDOW = 1 << 18  # elements that share a hash key; every pass over a buffer is cut at its multiples
+WINDOW = 1 << 18  # elements that share a place; every pass over a buffer is cut at its multiples
 
 
 Array = NDArray[Any]
@@ -61,30 +62,19 @@ def _window_key(*parts: int) -> int:
 
 
 @functools.cache
-def window_offsets() -> NDArray[np.int32]:
-    """A well mixed number for each place in a window; the same for every window, which
-    ``window_key`` tells apart."""
+def list_places() -> NDArray[np.int32]:
+    """The scenarios of two windows' length of elements, of which every window plays a slice."""
     table: NDArray[np.int32] = (
-        _mix64(np.arange(1, WINDOW + 1, dtype=np.uint64)).astype(np.uint32).view(np.int32)
-    )
+        _mix64(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) >> np.uint64(32) & np.uint64(T - 1)
+    ).astype(np.int32)
     table.setflags(write=False)
     return table
 
 
-def window_key(seed: int, slot: int, stream: int, window: int) -> int:
-    """The signed 32-bit number to xor ``offsets()`` with before ``pick_scenarios``."""
-    return (_window_key(seed, slot, stream, window) >> 32) - (1 << 31)
-
-
-def pick_scenarios(x: Any) -> Any:
-    """Turns keyed offsets into scenario numbers, in place, for an int32 array of numpy or torch
-    (wrapping alike)."""
-    x *= -1640531535
-    x ^= x >> 15
-    x *= 739982445
-    x >>= 20
-    x &= T - 1
-    return x
+def find_place(seed: int, slot: int, stream: int, window: int) -> int:
+    """Where a window's slice of ``list_places()`` begins, below ``WINDOW``: alike for one pair of
+    windows in 262,144."""
+    return _window_key(seed, slot, stream, window) % WINDOW
 
 
 def list_scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:
@@ -94,11 +84,8 @@ def list_scenarios(seed: int, slot: int, stream: int, start: int, length: int) -
     while length > 0:
         window, low = divmod(start, WINDOW)
         high = min(WINDOW, low + length)
-        parts.append(
-            pick_scenarios(
-                window_offsets()[low:high] ^ np.int32(window_key(seed, slot, stream, window))
-            )
-        )
+        place = find_place(seed, slot, stream, window)
+        parts.append(list_places()[place + low : place + high])
         start, length = start + high - low, length - (high - low)
     return np.concatenate(parts)
 

@@ -14,7 +14,7 @@ from collbench.core import splits
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS, premul_factor
 from collbench.run.rank import check, payload
-from collbench.run.rank.check import Checker, Difference, why_blind
+from collbench.run.rank.check import PROBED, Checker, Difference, why_blind
 from collbench.run.rank.payload import WINDOW
 from collbench.suite.case import Case
 
@@ -88,7 +88,8 @@ def test_a_check_that_shows_nothing_is_found_out(
 
 def test_a_device_that_does_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither fills nor flips nor compares: whatever memory holds is what is expected."""
-    monkeypatch.setattr(Checker, "_play", lambda self, span, slot, table, out: out.zero_())
+    nothing = torch.zeros(PROBED, dtype=torch.int32)
+    monkeypatch.setattr(Checker, "_play", lambda self, span, slot, windows: nothing)
     monkeypatch.setattr(check, "flip_bit", lambda buffer: None)
     assert "was not found" in why_blind("float", "cpu")
 

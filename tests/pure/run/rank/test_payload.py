@@ -285,7 +285,7 @@ def test_tables_are_the_same_on_every_host() -> None:
     assert tables_of("float", "sum", 3, 1).expected((0, 1, 2))[:4].tolist() == GOLDEN_SUMS
 
 
-GOLDEN_SCENARIOS = [3885, 3732, 1166, 1208, 1950, 3905]
+GOLDEN_SCENARIOS = [1735, 4054, 393, 1791, 1690, 662]
 GOLDEN_SUMS = [1443580528, 2792173976, 3289581908, 924748753]
 
 
@@ -308,10 +308,17 @@ def test_seed_slot_and_stream_all_matter(other: tuple[int, int, int]) -> None:
     ).mean() < 2 / T
 
 
+def test_few_windows_hold_the_same() -> None:
+    """Of 523,776 pairs of 1 GiB's windows of floats about two begin at one place."""
+    places = [payload.find_place(7, 0, 0, window) for window in range(1024)]
+    assert len(places) - len(set(places)) < 12
+    assert 0 <= min(places) < WINDOW / 100 and WINDOW * 0.99 < max(places) < WINDOW
+
+
 def test_scenarios_are_evenly_used_and_neighbours_share_no_bit_pattern() -> None:
-    played = list_scenarios(5, 1, 2, 0, 1 << 20)
+    played = list_scenarios(5, 1, 2, 0, WINDOW)
     counts = np.bincount(played, minlength=T)
-    expected = (1 << 20) / T
+    expected = WINDOW / T
     assert len(counts) == T
     assert (
         abs(((counts - expected) ** 2 / expected).sum() - (T - 1)) < 6 * (2 * T) ** 0.5
@@ -336,16 +343,6 @@ def test_any_slice_is_the_same_as_cut_from_the_whole(
     whole = list_scenarios(seed, slot, stream, max(0, start - 100), length + 200)
     low = start - max(0, start - 100)
     assert (list_scenarios(seed, slot, stream, start, length) == whole[low : low + length]).all()
-
-
-@given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(0, WINDOW - 1000))
-@settings(max_examples=30, deadline=None)
-def test_numpy_and_torch_hash_alike(key: int, low: int) -> None:
-    keyed = payload.window_offsets()[low : low + 1000] ^ np.int32(key)
-    assert (
-        payload.pick_scenarios(torch.from_numpy(keyed.copy())).numpy()
-        == payload.pick_scenarios(keyed.copy())
-    ).all()
 
 
 # --- bits
