@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import runpy
 import shlex
 from functools import cache
 from pathlib import Path
@@ -117,6 +118,18 @@ def test_commands_of_the_manual_are_taken(words: list[str]) -> None:
     found = find_command(*path, name)
     assert found is not None
     found.make_context(name, rest)
+
+
+def list_matrix_commands() -> list[list[str]]:
+    """The command lines of `make matrix`, which nobody runs before a change."""
+    uses = runpy.run_path(str(ROOT / "tests" / "install" / "matrix.py"))
+    lines = [line.split() for line, _ in (*uses["USES"], *uses["TORCH_USES"])]
+    return [words for program, *words in lines if program == "collbench" and words[0] in LISTED]
+
+
+@pytest.mark.parametrize("words", list_matrix_commands(), ids=" ".join)
+def test_commands_of_the_matrix_are_taken(words: list[str]) -> None:
+    test_commands_of_the_manual_are_taken(words)
 
 
 @pytest.mark.parametrize("words", SHORT, ids=" ".join)

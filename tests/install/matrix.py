@@ -167,7 +167,7 @@ USES = (  # command lines in the order of a first day, and what their output mus
     ("collbench help limits", "Python"),
     ("collbench recipe grafana", "panels"),
     ("collbench prove all_reduce ring -n 4", "ring"),
-    ("collbench show all_reduce ring -n 4 --html ring.html", ""),
+    ("collbench show all_reduce ring -n 4 --step 2", "step 2"),
     ("collbench predict all_reduce -n 8 -b 8 -e 1M", "ring"),
     ("collbench all_reduce -b 8 -e 1M -g 2 -n 5 --output first.jsonl", "1048576"),
     (
