@@ -359,10 +359,20 @@ class LocalWatch(RankWatch):
         late = [rank for rank in self.pids if rank not in self.ended]
         still = [rank for rank in late if process_state(self.pids[rank]) != "ended"]
         stopped = [rank for rank in still if process_state(self.pids[rank]) == "stopped"]
-        who = ", ".join(self.name_rank(rank) for rank in stopped or still) or self._parent.name
+        who = ", ".join(self.name_rank(rank) for rank in stopped or still) or self._name_parent()
         if late:
             report_late(who, "did not end" if still else "did not tell of its ranks' ends")
         return bool(late)
+
+    def _name_parent(self) -> str:
+        """The name of what tells of ranks' ends: of the processes between them and this one the
+        first that is stopped, if one is."""
+        makers = self._parent.makers()
+        stopped = [maker for maker in makers if process_state(maker[1]) == "stopped"]
+        if not stopped:
+            return self._parent.name
+        name, pid = stopped[0]
+        return f"{name} (pid {pid}), which {STOPPED.description},"
 
     def _refuse_stopped(self) -> None:
         """Raises RunBroken for a rank that is stopped while others load, which passes for
