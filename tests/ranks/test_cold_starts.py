@@ -47,7 +47,7 @@ def find_pids(process: subprocess.Popen[bytes], path: Path) -> list[int]:
     raise AssertionError("no record in time")
 
 
-def list_remaining(pids: list[int]) -> list[int]:
+def list_remaining(pids: set[int]) -> list[int]:
     """The processes of these that have not ended within SOON seconds; they are killed."""
     processes = []
     for pid in pids:
@@ -102,4 +102,4 @@ def test_ranks_of_a_new_python_measure_and_none_outlives_its_parent(
         for pid in (*pids, server.pid):
             os.kill(pid, signal.SIGSTOP)
         process.kill()
-    assert list_remaining([*pids, *(child.pid for child in under)]) == []
+    assert list_remaining({*pids, *(child.pid for child in under)}) == []
