@@ -18,6 +18,7 @@ Root = Annotated[int, Option("-r", "--root", min=0, help="Root rank.")]
 RUN_NAMES = Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
 Runs = Annotated[list[str] | None, RUN_NAMES]
 Ranks = Annotated[str, make_option("ranks", "Number of ranks. Default: all GPUs, else all cores.")]
+WorldSizes = Annotated[str, make_option("ranks", "Numbers of ranks. Default: 2, or a launcher's.")]
 Backend = Annotated[
     str,
     Option(

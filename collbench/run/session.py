@@ -266,6 +266,11 @@ class _Session:
         return Exit.OK
 
     def _accept(self, line: World | Record) -> None:
+        self._take_in(line)
+        self._check_reader()
+
+    def _take_in(self, line: World | Record) -> None:
+        """Show a line that ranks sent, and keep it unless it is a single call's or a duplicate."""
         if isinstance(line, World):
             self._pace.note_world(line)
         elif line.case in self._earlier.kept_cases:
@@ -285,6 +290,7 @@ class _Session:
         self._interim[record.case] = record
         if self._order.budget is None:  # which says itself how long the run takes
             self._reporter.show_interim(record)
+        self._check_reader()
 
     def _keep_what_was_cut(self, why: str) -> None:
         """Records of what is finished of cases that were being measured when the run ended, and of
@@ -317,8 +323,12 @@ class _Session:
             self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
             self._reporter.record(line, self._derive(line))
+
+    def _check_reader(self) -> None:
+        """Raises BrokenPipeError where standard output has no reader left, and no file keeps the
+        run."""
         if self._writer is None and getattr(sys.stdout, "closed_early", False):
-            raise BrokenPipeError  # nobody reads it, and nothing keeps it
+            raise BrokenPipeError
 
     def _derive(self, record: Record) -> derive.Derived | None:
         world = self._worlds.get(record.world)
@@ -326,6 +336,7 @@ class _Session:
 
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.label, (phase - Phase.PREPARING) / len(Phase))
+        self._check_reader()
 
     def _drop(self, job: Job) -> None:
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"

@@ -281,6 +281,32 @@ def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
         assert SECRET not in done.stdout + done.stderr and done.returncode
 
 
+@pytest.mark.parametrize("url", ["sqlite:///{file}?mode=ro", "file:{file}?mode=ro&password=x"])
+def test_options_of_a_url_are_refused_and_make_no_file(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has options") as refused:
+        history.open_book(url.format(file=tmp_path / "h.sqlite"))
+    assert "leave them out" in refused.value.hint
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_may_have_a_question_mark_in_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "h?mode=ro"
+    with history.open_book(str(path)) as kept:
+        assert kept.add(dated(0, {case(): 1e6}))
+    with history.open_book(str(path), reading=True) as kept:
+        assert kept.machines() == ["node1"]
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_history_that_is_too_large_says_how_to_begin_another(tmp_path: Path) -> None:
+    path = tmp_path / "h.sqlite"
+    with path.open("wb") as file:
+        file.truncate((4 << 30) + 1)  # sparse
+    with pytest.raises(UsageError, match="larger than 4 GiB") as refused:
+        history.open_book(str(path))
+    assert "collbench history add RUNS --history" in refused.value.hint
+
+
 def test_a_history_in_memory_is_gone_when_it_is_closed() -> None:
     with history.open_book("sqlite://") as kept:
         assert kept.add(dated(0, {case(): 1e6})) and kept.machines() == ["node1"]

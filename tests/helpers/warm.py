@@ -3,7 +3,8 @@ torch once; so are the fork servers from which such a command has its ranks.
 
 A command so started has its own pid, environment, folder and pipes, ends by the same signals, and
 its ranks are forked as ever. What a Python does before it has loaded its modules is left out: of
-that, and of settings that libraries read when they are loaded, a process of Python's own tells.
+that, and of settings that libraries read when they are loaded, a process of Python's own tells: a
+command or server whose PYTHON variables differ becomes one.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ COLLBENCH = "collbench"
 CLONE_NEWNET = 0x40000000  # of setns(2)
 LIBRARIES = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH")  # what begins so is read on load
 PYTHON = ("PYTHON",)
+NOT_HEEDED = ("PYTHONPATH", "PYTHONSAFEPATH")  # added to sys.path here; commands have -P
 LOOPBACK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # the launcher adds
 AT_LOAD = dict(os.environ)
 
@@ -276,6 +278,9 @@ def _become_command(
     _open_streams(*outputs)
     for fd in outputs:
         os.close(fd)
+    if _needs_another_python(env):
+        command = ["-m", "collbench"] if script == COLLBENCH else [script]
+        os.execve(sys.executable, [sys.executable, *command, *args], env)
     program = collbench.__main__.__file__ if script == COLLBENCH else script
     sys.argv = [program, *args]
     early.LoadingServer = ForkedLoadingServer  # type: ignore[misc]
@@ -342,10 +347,23 @@ def _open_streams(out: int, err: int) -> None:
 def _needs_its_own(env: Mapping[str, str]) -> bool:
     """Whether a Python would heed settings as it starts, or libraries as they load, that are not
     those of this process; where an experiment finds collbench does not matter, which is loaded."""
-    if _is_customised(env):  # by any of them
-        return _select(env, ("",)) != _select(os.environ, ("",))
+    if _is_customised(env) and _select(env, ("",)) != _select(os.environ, ("",)):  # by any of them
+        return True
     loaded = _select(env, LIBRARIES) != _select(AT_LOAD, LIBRARIES)
-    return loaded or _select(env, PYTHON) != _select(os.environ, PYTHON)
+    paths = _select(env, ("PYTHONPATH",)) != _select(os.environ, ("PYTHONPATH",))
+    return loaded or paths or _needs_another_python(env)
+
+
+def _needs_another_python(env: Mapping[str, str]) -> bool:
+    """Whether a Python heeds other settings as it starts than the one that loaded all: where its
+    own environment was changed since, that is not what it heeded."""
+    mine, theirs = (
+        {name: value for name, value in settings.items() if name.startswith(PYTHON)}
+        for settings in (AT_LOAD, env)
+    )
+    return any(
+        mine.get(name) != theirs.get(name) for name in {*mine, *theirs}.difference(NOT_HEEDED)
+    )
 
 
 def _select(env: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:

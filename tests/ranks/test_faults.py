@@ -241,14 +241,17 @@ def test_a_rank_killed_when_all_is_measured_costs_nothing_and_is_named(run) -> N
 
 
 @pytest.mark.slow
-def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run) -> None:
-    begun = run(*SWEEP)
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run, backend: str) -> None:
+    begun = run(*SWEEP, "--backend", backend)
     server = psutil.Process(begun.pids()[0]).parent()
     assert server is not None
     server.suspend()
     code, _, err = begun.end()
     assert code == Exit.OK
-    assert "the fork server did not tell of its ranks' ends" in err
+    name = f"the fork server (pid {server.pid}), which is stopped (SIGSTOP),"
+    assert f"{name} did not tell of its ranks' ends" in err
+    assert "mpirun" not in err
     assert gone([*begun.pids(), server.pid])
 
 

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from collbench.core.errors import CannotRun
-from collbench.run.launch import local, takeover, warden
+from collbench.run.launch import forkserver, local, takeover, warden
 from collbench.run.launch.forkserver import Note
 
 Request = dict[str, Any]
@@ -203,7 +203,7 @@ def test_only_what_mpi_alone_reads_may_differ() -> None:
 def write_request(folder: Path, **variables: str) -> int:
     path = folder / "request"
     environ = {name.encode(): value.encode() for name, value in variables.items()}
-    path.write_text(repr({"environ": environ}))
+    path.write_text(repr(warden.gather_request() | {"environ": environ}))
     return os.open(path, os.O_RDONLY)
 
 
@@ -244,11 +244,72 @@ def test_a_server_serves_those_who_have_its_environment(
     assert third.closed
 
 
-def test_a_request_that_cannot_be_read_gets_no_server(tmp_path: Path) -> None:
-    (tmp_path / "request").write_text("{'environ'")
+def garble(text: str, how: str) -> str:
+    """A request's text: cut, or something else."""
+    lacking = {name: value for name, value in ast.literal_eval(text).items() if name != "cores"}
+    ways = {
+        "cut": text[: len(text) // 2],
+        "empty": "",
+        "no dict": "[1, 2]",
+        "no literal": "open('/etc/passwd')",
+        "unhashable": "{[]: 1}",
+        "another kind": repr(ast.literal_eval(text) | {"cores": "all"}),
+        "lacking": repr(lacking),
+    }
+    return ways[how]
+
+
+GARBLED = ("cut", "empty", "no dict", "no literal", "unhashable", "another kind", "lacking")
+
+
+@pytest.mark.parametrize("how", GARBLED)
+def test_a_request_that_cannot_be_read_gets_no_server(tmp_path: Path, how: str) -> None:
+    (tmp_path / "request").write_text(garble(repr(warden.gather_request()), how))
     fd = os.open(tmp_path / "request", os.O_RDONLY)
+    with pytest.raises(ValueError, match="a warden's request cannot be read"):
+        takeover.read_request(fd)
     assert local.MpiServer("no-such-python").find_server(fd, True) is None
     os.close(fd)
+
+
+def test_a_process_that_must_differ_from_ours_gets_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would load torch first, and then refuse each rank."""
+    monkeypatch.setattr(local, "ForkServer", lambda *_: pytest.fail("a server was started"))
+    request = warden.gather_request()
+    for name in request["birthmarks"]:
+        marks = request["birthmarks"] | {name: "another"}
+        (tmp_path / "request").write_text(repr(request | {"birthmarks": marks}))
+        fd = os.open(tmp_path / "request", os.O_RDONLY)
+        assert local.MpiServer(sys.executable).find_server(fd, True) is None, name
+        os.close(fd)
+
+
+@pytest.mark.parametrize("fault", [*GARBLED, "too few files"])
+def test_a_rank_whose_request_is_garbled_says_so_and_is_left_to_its_warden(
+    tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = repr(warden.gather_request() | {"descriptors": [0, 1, 2]})
+    (tmp_path / "request").write_text(text if fault == "too few files" else garble(text, fault))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(SOON)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        request = os.open(tmp_path / "request", os.O_RDONLY)
+        adopted = forkserver.Adopted(forkserver.Adopt(1, 2), os.dup(0), theirs.detach(), request)
+        try:
+            adopted.become_rank([os.dup(0), os.open(".", os.O_PATH)])
+        finally:
+            os._exit(9)
+    theirs.close()
+    with ours:
+        answer = ours.recv(4096)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert answer.startswith(b"fresh: a warden's ")
+    err = capfd.readouterr().err
+    assert err.startswith("collbench: rank 1 is started anew: a warden's ") and "Trace" not in err
 
 
 class World:

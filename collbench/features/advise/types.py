@@ -44,7 +44,9 @@ class Cell(NamedTuple):
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """What a setting saves in a cell, with the ends of its 95 % interval: shares of the default's
     time. ``p`` is of the exact test, adjusted by Holm over all that was tested; ``launches`` are
-    those of the side with fewer. ``default`` and ``setting`` are medians over launches, in ns."""
+    those of the side with fewer; 0 where short launches propose it, each as many as it took, or
+    none were made: such a gain has no interval. ``default`` and ``setting`` are medians over
+    launches, in ns."""
 
     nbytes: int
     gain: float

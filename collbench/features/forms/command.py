@@ -19,6 +19,7 @@ from collbench.cli.families import (
     LauncherOptions,
     SaveOptions,
     Timeout,
+    WorldSizes,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -45,9 +46,7 @@ class SweepOptions:
     stepfactor: Annotated[
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 8.")
     ] = None
-    ngpus: Annotated[
-        str, make_option("ranks", "Numbers of ranks. Default: 2, or a launcher's.")
-    ] = ""
+    ngpus: WorldSizes = ""
     backend: Annotated[
         str,
         make_option(

@@ -64,10 +64,7 @@ class _Watcher:
         if self._bench.rank == 0:
             try:
                 address = "127.0.0.1" if self._one_host else control_address()
-                try:
-                    self._store, port = _serve_store(address)
-                except RuntimeError:  # torch 2.6: its libuv store takes no socket
-                    self._store, port = _serve_store(address, use_libuv=False)
+                self._store, port = _serve_any_store(address)
                 answer = [address, port]
             except (OSError, RuntimeError) as e:
                 answer = [f"no store to meet at: {first_line(e)}", 0]
@@ -431,6 +428,18 @@ def _time_loss(
         wrong=0 if verified else None,
         findings=findings,
     )
+
+
+def _serve_any_store(address: str) -> tuple[Any, int]:
+    """A store at a free port of the address, and the port: one without libuv where torch was built
+    without, or its store that uses libuv takes no socket (until 2.6). Raises OSError and
+    RuntimeError."""
+    try:
+        return _serve_store(address)
+    except RuntimeError as e:
+        if "libuv" not in str(e):
+            raise
+    return _serve_store(address, use_libuv=False)
 
 
 def _serve_store(address: str, **settings: bool) -> tuple[Any, int]:

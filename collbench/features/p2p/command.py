@@ -17,6 +17,7 @@ from collbench.cli.families import (
     LauncherOptions,
     SaveOptions,
     Timeout,
+    WorldSizes,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -57,10 +58,7 @@ class PatternOptions:
             help="Ranks that talk: 0-1,2-3, or all (each rank r with r + n/2). Default: 0-1.",
         ),
     ] = None
-    ngpus: Annotated[
-        str,
-        make_option("ranks", "Numbers of ranks. Default: 2, or a launcher's."),
-    ] = ""
+    ngpus: WorldSizes = ""
     backend: Annotated[
         str,
         make_option(

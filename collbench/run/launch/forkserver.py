@@ -160,9 +160,14 @@ class Adopted:
         """Turn this process, which was just forked, into the rank, unless it cannot be as the
         warden wants it: then it ends."""
         from collbench.run.launch import takeover
-        from collbench.run.rank import worker
 
-        request = takeover.read_request(self._request)
+        try:
+            request = takeover.read_request(self._request)
+            if len(fds) != 2 + len(request["descriptors"]):
+                raise ValueError(f"a warden's message is cut: {len(fds)} open files came with it")
+        except (OSError, ValueError) as e:
+            print_message(f"rank {self.rank} is started anew: {e}")
+            _leave_to_warden(self.socket, e)
         own = [self.socket.detach(), self._board, *fds]
         os.close(self._request)
         at, board_fd, channel, folder, *files = takeover.move_descriptors(
@@ -172,14 +177,15 @@ class Adopted:
             try:
                 takeover.take_over(request, folder, files)
             except (CannotRun, OSError, ValueError) as e:
-                warden.send(REFUSED + str(e).encode(errors="replace")[:1000])
-                os._exit(0)
+                _leave_to_warden(warden, e)
             board = Board(self._n, board_fd)
             os.close(board_fd)
             pid = os.getpid()
             process = os.pidfd_open(pid)
             socket.send_fds(warden, [BORN + str(pid).encode()], [process])
             os.close(process)
+        from collbench.run.rank import worker
+
         with socket.socket(fileno=channel) as stream:
             leave_process(worker.local_rank(self.rank, board, stream))
 
@@ -187,6 +193,13 @@ class Adopted:
         """Tell the warden of the rank's wait status."""
         with suppress(OSError):
             self.socket.send(ENDED + str(status).encode())
+
+
+def _leave_to_warden(warden: socket.socket, why: Exception) -> NoReturn:
+    """End this process, which cannot be the rank: the warden is told why, and makes a fresh one."""
+    with suppress(OSError):  # it has ended
+        warden.send(REFUSED + str(why).encode(errors="replace")[:1000])
+    os._exit(0)
 
 
 class Server:

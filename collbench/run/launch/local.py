@@ -31,7 +31,7 @@ from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_stat
 from collbench.run.launch.early import LoadingServer, make_environment
 from collbench.run.launch.forkserver import Adopt, Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
-from collbench.run.launch.takeover import PRIVATE, read_request, select_shared
+from collbench.run.launch.takeover import PRIVATE, read_request, refuse_unlike, select_shared
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
 from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
 from collbench.survive.signals import interrupts
@@ -121,11 +121,14 @@ class MpiServer:
 
     def find_server(self, request: int, is_first: bool) -> ForkServer | None:
         """The server for what a warden requests, started where there is none, unless that is not
-        the first of its world; else None."""
+        the first of its world; else None. None, too, where a child of this process cannot be as
+        the warden wants it."""
         try:
-            settings = select_shared(read_request(request)["environ"])
-        except (ValueError, KeyError, OSError):
+            wanted = read_request(request)
+            refuse_unlike(wanted)
+        except (CannotRun, ValueError, OSError):
             return None
+        settings = select_shared(wanted["environ"])
         if is_first and (
             self._server is None
             or settings != self._settings
@@ -359,10 +362,20 @@ class LocalWatch(RankWatch):
         late = [rank for rank in self.pids if rank not in self.ended]
         still = [rank for rank in late if process_state(self.pids[rank]) != "ended"]
         stopped = [rank for rank in still if process_state(self.pids[rank]) == "stopped"]
-        who = ", ".join(self.name_rank(rank) for rank in stopped or still) or self._parent.name
+        who = ", ".join(self.name_rank(rank) for rank in stopped or still) or self._name_parent()
         if late:
             report_late(who, "did not end" if still else "did not tell of its ranks' ends")
         return bool(late)
+
+    def _name_parent(self) -> str:
+        """The name of what tells of ranks' ends: of the processes between them and this one the
+        first that is stopped, if one is."""
+        makers = self._parent.makers()
+        stopped = [maker for maker in makers if process_state(maker[1]) == "stopped"]
+        if not stopped:
+            return self._parent.name
+        name, pid = stopped[0]
+        return f"{name} (pid {pid}), which {STOPPED.description},"
 
     def _refuse_stopped(self) -> None:
         """Raises RunBroken for a rank that is stopped while others load, which passes for

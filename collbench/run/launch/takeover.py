@@ -11,13 +11,12 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
-from collbench.core.errors import CannotRun
+import msgspec
+
+from collbench.core.errors import CannotRun, first_line
 from collbench.run.launch.warden import gather_birthmarks, read_status
-
-if TYPE_CHECKING:
-    from collbench.run.launch.warden import Request
 
 Settings = Mapping[bytes, bytes]
 
@@ -30,16 +29,28 @@ OWN = (
 PRIVATE = b"TMPDIR"  # of each world
 
 
+class Request(TypedDict):
+    """The request of a warden, as gather_request makes it; signals are masks in hexadecimal."""
+
+    environ: dict[bytes, bytes]
+    descriptors: list[int]
+    cores: list[int]
+    limits: dict[int, tuple[int, int]]
+    umask: int
+    nice: int
+    ignored: str
+    blocked: str
+    birthmarks: dict[str, str]
+
+
 def read_request(fd: int) -> Request:
-    """The request that a warden has written to a file. Raises ValueError."""
+    """The request that a warden has written to a file. Raises ValueError where it is cut or
+    garbled, OSError."""
     size = os.fstat(fd).st_size
     try:
-        request = ast.literal_eval(os.pread(fd, size, 0).decode())
-    except SyntaxError as e:
-        raise ValueError(f"not a warden's request: {e}") from e
-    if not isinstance(request, dict):
-        raise ValueError("a warden's request is no dict")
-    return request
+        return msgspec.convert(ast.literal_eval(os.pread(fd, size, 0).decode()), Request)
+    except (SyntaxError, ValueError, TypeError, msgspec.ValidationError) as e:
+        raise ValueError(f"a warden's request cannot be read: {first_line(e)}") from e
 
 
 def select_shared(environ: Settings) -> dict[bytes, bytes]:
@@ -53,8 +64,8 @@ def select_shared(environ: Settings) -> dict[bytes, bytes]:
 
 
 def refuse_unlike(request: Request) -> None:
-    """Raises CannotRun where this process was born with something that a warden's rank must not
-    have."""
+    """Raises CannotRun where this process, or a child of it, was born with something that a
+    warden's rank must not have."""
     wanted, marks = request["birthmarks"], gather_birthmarks(read_status())
     for name, value in wanted.items():
         if marks.get(name) != value:

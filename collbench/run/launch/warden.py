@@ -10,9 +10,10 @@ warden (takeover.py). For mpirun the warden is the rank's process: it hands SIGT
 mpirun, its death is its rank's, and it ends when its rank has ended.
 
 What a process is given only at its birth cannot be taken over: another environment than the
-server's but for variables of mpirun's own, another user, namespace or control group. Then, and
-wherever the server or the launching process does not answer, the warden becomes the process that
-forks a fresh rank (mpirun.py), which loads torch itself.
+server's but for variables of mpirun's own, another user, namespace or control group. The launching
+process, whose server would have its own marks of birth, compares these before it starts one. Where
+they differ, and wherever the server or the launching process does not answer, the warden becomes
+the process that forks a fresh rank (mpirun.py), which loads torch itself.
 
 Only the standard library is imported, and little of that: each rank pays for it.
 """
@@ -38,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 _FIXED = (
     "Uid Gid Groups CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs Seccomp Seccomp_filters"
-    " Mems_allowed_list"
+    " Mems_allowed_list THP_enabled"
 )  # fields of /proc/self/status
 DESCRIPTORS_MAX = 240  # of what a message may carry, 253
 READY = b"ready"  # the server can make a rank at once
@@ -55,14 +56,15 @@ def read_status() -> dict[str, str]:
 
 
 def gather_birthmarks(status: dict[str, str]) -> dict[str, str]:
-    """The marks that a process has from its birth and cannot take over: its user and rights,
-    namespaces, control groups, memory policy, scheduling. ``status`` has the fields of
-    /proc/self/status."""
+    """The marks that a process has from its birth and cannot take over: its user and rights, the
+    label of a security module (AppArmor, SELinux), namespaces, control groups, memory policy,
+    scheduling. ``status`` has the fields of /proc/self/status. The I/O priority is not among them:
+    no file of /proc has it, and ranks use no disk while they are measured."""
     marks = {name: status.get(name, "") for name in _FIXED.split()}
     for name in _NAMESPACES:
         marks[name] = _read_link(f"/proc/self/ns/{name}")
     marks["root"] = _read_link("/proc/self/root")
-    for name in ("cgroup", "personality", "oom_score_adj"):
+    for name in ("cgroup", "personality", "oom_score_adj", "attr/current"):
         marks[f"{name} file"] = _read_text(f"/proc/self/{name}")
     # the second word of any line is the policy, unless a mapping has one of its own
     marks["memory policy"] = " ".join(_read_text("/proc/self/numa_maps", 256).split()[1:2])

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import factories
 import msgspec
@@ -21,6 +22,7 @@ from collbench.records.types import End, Record, Run, World
 from collbench.run import session
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world as worlds
+from collbench.run.launch.board import Phase
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, prepare_order
 from collbench.run.reporter import Reporter
@@ -284,6 +286,50 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     code, jobs = pass_over(path, monkeypatch, None, resumed=run_file.read_file(path))
     found = run_file.read_file(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
+
+
+class Leaving(Reporter):
+    """Standard output whose reader goes away when it is told of one kind of news."""
+
+    def __init__(self, news: str, out: SimpleNamespace) -> None:
+        setattr(self, news, lambda *_: setattr(out, "closed_early", True))
+
+
+class Endless(worlds.World):
+    """Ranks that tell of a single call, of a phase and of a step that is still measured, and go on
+    for as long as anybody listens."""
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        listener.accept(factories.world(index=plans[0].index, n=2))
+        (job, *_) = plans[0].jobs
+        for _ in range(10):
+            listener.accept(factories.record(job.case))
+            listener.accept(factories.record(job.case, stop="cut"))
+            listener.tick(job.case, Phase.MEASURING)
+        pytest.fail("measured for nobody")
+
+
+@pytest.mark.parametrize("news", ["show_coarse", "show_interim", "phase", "world"])
+def test_a_run_that_nothing_keeps_ends_once_nobody_reads_any_news_of_it(
+    monkeypatch: pytest.MonkeyPatch, news: str
+) -> None:
+    out = SimpleNamespace(closed_early=False)
+    monkeypatch.setattr(session.sys, "stdout", out)
+    monkeypatch.setattr(session, "choose_world", lambda *_: Endless())
+    monkeypatch.setattr(session.TwoPassPace, "accept_coarse", lambda *_: True)
+    order = Order(suite=SWEEP, command=["collbench"], save=False)
+    assert session.execute_order(order, lambda: Leaving(news, out)) == Exit.INTERRUPTED
+
+
+def test_a_run_that_nobody_reads_ends_although_samples_of_a_case_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are shown, to nobody, where the run ends."""
+    out = SimpleNamespace(closed_early=False)
+    monkeypatch.setattr(session.sys, "stdout", out)
+    monkeypatch.setattr(session, "choose_world", lambda *_: Ended(7, AssertionError("goes on")))
+    order = Order(suite=STEPS, command=["collbench"], save=False)
+    assert session.execute_order(order, lambda: Leaving("show_interim", out)) == Exit.INTERRUPTED
 
 
 class Cutting(Passing):

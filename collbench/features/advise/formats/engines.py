@@ -11,6 +11,7 @@ both as powers of two; its strategies are torch's in kind, but kernels of its ow
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -137,17 +138,17 @@ class CutOffs(Format):
         self.key, self.title = key, title
         self._table, self._how = table, how
 
+    @abstractmethod
     def kernels(self, capability: tuple[int, int], n: int) -> tuple[str, ...]:
         """The kernels that the engine may run with so many ranks; none where it has none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def spell(self, capability: tuple[int, int]) -> str:
         """The GPU, as the table's key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parse(self, text: str) -> tuple[int, int]:
         """The GPU of a key."""
-        raise NotImplementedError
 
     def refuse(self, advised: Advised) -> str:
         if why := refuse_engine(advised):

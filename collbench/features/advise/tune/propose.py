@@ -116,7 +116,7 @@ def _make_gain(nbytes: int, cell: Mapping[Variables, float], env: Variables) -> 
         lo=-math.inf,
         hi=math.inf,
         p=1.0,
-        launches=1,
+        launches=0,
         is_paired=False,
         default=cell[()],
         setting=cell[env],

@@ -96,7 +96,7 @@ def _make_row(
             lo=-math.inf,
             hi=math.inf,
             p=1.0,
-            launches=1,
+            launches=0,
             is_paired=False,
             default=1.0,
             setting=0.9,

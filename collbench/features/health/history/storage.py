@@ -106,8 +106,7 @@ class Book:
                     f"no night is kept: there is no {file}",
                     "collbench history add @last begins one",
                 )
-            if os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
-                raise UsageError(f"{file} is larger than 4 GiB", "is it a history?")
+            _refuse_large_file(file)
             _touch_file(Path(file), self.name)
         with self._refuse_failures():
             self._connection = sqlite3.connect(file, timeout=WAIT, isolation_level=None)
@@ -318,12 +317,29 @@ class Book:
             patience.cancel()
 
 
+def _refuse_large_file(file: str) -> None:
+    """Raises UsageError for a file of over 4 GiB, which is hardly a history."""
+    if os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
+        raise UsageError(
+            f"{file} is larger than 4 GiB, more than a history may be",
+            "begin another: collbench history add RUNS --history NEW.sqlite; the levels kept in"
+            " files go there by collbench history baseline load FILE --history NEW.sqlite",
+        )
+
+
 def _find_file(text: str) -> str:
     """The file of a database, given as its path or as in ``sqlite:///FILE``; of ``sqlite://`` it is
-    MEMORY. Raises UsageError, without repeating what may hold a password."""
+    MEMORY. A path may have a question mark, behind which a URL has options. Raises UsageError,
+    without repeating what may hold a password."""
     if text == "sqlite://":
         return MEMORY
     path = text.removeprefix("sqlite:///")
+    if "?" in path and (path != text or text.startswith("file:")):
+        raise UsageError(
+            "a history's URL has options, from its question mark on, and none is known",
+            "leave them out; a file that has a question mark in its name is given by its path"
+            " alone, as in --history 'a?.sqlite'",
+        )
     scheme, is_url, _ = path.partition("://")
     if is_url:
         other = scheme if scheme.isalnum() else "another database"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -121,7 +122,7 @@ def read_log(text: str, reading: Reading) -> None:
     tables.end()
 
 
-class _Tables:
+class _Tables(ABC):
     """Where a text has got to: the benchmark under way, or why it has no place here, and its
     columns."""
 
@@ -159,8 +160,9 @@ class _Tables:
         ):
             self._command, self._is_fresh = tokens, True
 
+    @abstractmethod
     def line(self, where: str, text: str) -> None:
-        raise NotImplementedError
+        """Take in a line that is no command."""
 
     def end(self) -> None:
         self._reading.command = self._reading.command or self._first

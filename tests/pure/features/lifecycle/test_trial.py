@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from collbench.features.lifecycle import trial as trials
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.trial import LifeTrial, LossTrial
 from collbench.run.rank.outcome import FailedCase, WrongData
@@ -49,3 +54,40 @@ def test_wrong_data_of_a_life_are_found_though_another_rank_hangs() -> None:
     for outcome in trial._make_outcomes(reports):
         assert isinstance(outcome, WrongData) and outcome.wrong == 4
         assert "silence: rank 1 hangs" in outcome.note
+
+
+NO_SOCKET = "The libuv TCPStore backend does not support initialization with an listen fd."  # 2.6
+NO_LIBUV = "use_libuv was requested but PyTorch was build without libuv support"
+OTHER = "The server socket has failed to listen on any local network address."
+
+
+def make_failing_store(message: str, made: list[dict[str, Any]]) -> Callable[..., str]:
+    """As torch makes a store, but that it fails so with libuv."""
+
+    def make(address: str, port: int, **settings: Any) -> str:
+        os.close(settings["master_listen_fd"])
+        made.append(settings)
+        if settings.get("use_libuv", True):
+            raise RuntimeError(message)
+        return "a store"
+
+    return make
+
+
+@pytest.mark.parametrize("message", [NO_SOCKET, NO_LIBUV])
+def test_a_torch_whose_libuv_serves_no_store_serves_one_without(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "make_store", make_failing_store(message, []))
+    store, port = trials._serve_any_store("127.0.0.1")
+    assert store == "a store" and port > 0
+
+
+def test_a_store_that_fails_for_another_reason_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(trials, "make_store", make_failing_store(OTHER, made))
+    with pytest.raises(RuntimeError, match="failed to listen"):
+        trials._serve_any_store("127.0.0.1")
+    assert len(made) == 1

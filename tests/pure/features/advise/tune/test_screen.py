@@ -13,6 +13,7 @@ from advising import ALGORITHM, FANOUT, Tiny
 
 from collbench.core.errors import Exit, RunBroken
 from collbench.features.advise.evidence import SHARED
+from collbench.features.advise.formats._rows import describe_row
 from collbench.features.advise.formats.intelmpi import FORMATS as INTEL_FORMATS
 from collbench.features.advise.formats.openmpi import FORMATS
 from collbench.features.advise.formats.words import FORMATS as WORDS_FORMATS
@@ -298,6 +299,17 @@ def test_rows_of_shared_cores_say_so(measured: Any) -> None:
     (row,) = propose.propose_rows(medians, Tiny(), "gloo", {2: 3}, OPENMPI, {2})
     assert row.series.nodes == 3
     assert row.remark == SHARED
+
+
+def test_what_is_proposed_claims_no_launches_and_no_interval(measured: Any) -> None:
+    """The comment of the file that a verification tries. Of its gains it is known that they are
+    medians of several short launches, as many as each setting stayed in the search."""
+    measured(by_setting(ring=700.0, tree=900.0, swing=800.0))
+    medians = screen.list_medians(run(), is_same_order=False)
+    (row,) = propose.propose_rows(medians, Tiny(), "gloo", {}, OPENMPI)
+    text = describe_row(row, "2026-11-29")
+    assert text.endswith(f"{row.name}, proposed by short launches, not verified")
+    assert "inf" not in text and "a side" not in text
 
 
 def test_cells_say_why_nothing_is_proposed() -> None:
