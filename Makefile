@@ -34,7 +34,7 @@ HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 export PYTHONDONTWRITEBYTECODE =
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults examples lab gpu-check fake-gpu fake-gpu-report gallery matrix clean FORCE
+.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults examples lab gpu-check fake-gpu fake-gpu-report recordings gallery matrix clean FORCE
 
 $(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
 	@mkdir -p $(VENV)
@@ -139,6 +139,23 @@ fake-gpu-report:  ## all that runs and breaks there, written to reports/
 matrix:  ## weekly: the wheel on each Python that is here beside old and new torches, written to help limits (15 GB)
 	$(PYTHON) tests/install/matrix.py $(MATRIX) --pythons $(PYTHONS) --torches $(TORCHES) \
 	  --page collbench/cli/pages/limits.md
+
+recordings: libraries  ## reports/runs measured anew, but for libraries and advice-slow-links (10 minutes, nothing beside)
+	cd reports/runs && PATH="$(abspath $(BIN)):$$PATH" && \
+	collbench run algorithms --max-time 0.5s --output algorithms/algorithms.jsonl && \
+	collbench sendrecv --backend gloo -g 2 --sizes 1K,64K,4M --place out --max-time 0.5s --output algorithms/sendrecv.jsonl && \
+	home=$$(mktemp -d) && \
+	{ COLLBENCH_HOME=$$home collbench ab --suite ring-or-one-shot/suite.toml --base algo:ring --head algo:one_shot || \
+	  [ $$? = 1 ]; } && \
+	rm ring-or-one-shot/*.jsonl && mv $$home/runs/*.jsonl ring-or-one-shot/ && rm -r $$home && \
+	collbench workload fsdp2:llama3-8b --layers 2 --scale 1/64 -g 2 --compute sleep --tflops 2 -n 50 --output training-step/fsdp2.jsonl && \
+	collbench workload ddp:gpt2-124m --scale 1/16 -g 2 --compute sleep --tflops 1 --blame -n 40 --output training-step/ddp.jsonl && \
+	(cd recorded-job && torchrun --nproc-per-node 2 train.py && mv trace/rank-*.jsonl . && rmdir trace) && \
+	collbench run night/suite.toml --output night/night.jsonl && \
+	collbench run orders/suite.toml --output orders/gloo-and-open-mpi.jsonl && \
+	collbench run orders/told.toml --output orders/open-mpi-told.jsonl && \
+	$(abspath $(LIBRARIES))/mpich/bin/python -m collbench run orders/mpich.toml --output orders/mpich.jsonl && \
+	$(abspath $(LIBRARIES))/impi/bin/python -m collbench run orders/mpi.toml --output orders/intel-mpi.jsonl
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
 	for name in algorithms ring-or-one-shot training-step orders libraries; do \
