@@ -1,4 +1,4 @@
-"""`collbench replay`, as typed: traces as PARAM's tools write them, which take a line a call."""
+"""`collbench replay`, as typed: traces as collbench.record writes them, a line a call."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import traced
 
 ELEMENTS = 1 << 14
 
 
-def call(kind: str = "all_reduce", elements: int = ELEMENTS, **fields: Any) -> dict[str, Any]:
-    sizes = {"in_msg_size": elements, "out_msg_size": elements}
-    return {"comms": kind, "dtype": "float", "pg_id": 0, **sizes, **fields}
+def call(kind: str = "all_reduce", elements: int = ELEMENTS) -> dict[str, Any]:
+    op = "sum" if kind == "all_reduce" else "none"
+    size = {"nbytes": 4 * elements, "dtype": "float"}
+    return {"kind": kind, "op": op, **size, "source": "train.py:9 step"}
 
 
 def job(folder: Path, *ranks: Sequence[dict[str, Any]], world: int = 0) -> Path:
     """A trace of these calls of each rank, half a millisecond apart."""
-    world = world or len(ranks)
-    whole = {"world_size": world, "global_ranks": [*range(world)]}
     folder.mkdir()
     for rank, calls in enumerate(ranks):
-        entries = [
-            {**whole, "startTime_ns": 500_000 * at, "req": at, **each}
-            for at, each in enumerate(calls)
-        ]
-        (folder / f"rank{rank}.json").write_text(json.dumps(entries))
+        head = {"collbench_trace": 1, "rank": rank, "world": world or len(ranks)}
+        timed = ({**each, "issued_ns": 500_000 * at} for at, each in enumerate(calls))
+        end = {"ended": 500_000 * len(calls)}
+        lines = [json.dumps(each) + "\n" for each in (head, *timed, end)]
+        (folder / f"rank-{rank:05}.jsonl").write_text("".join(lines))
     return folder
 
 
-STEP = [call(), call(elements=64), call("all_gather", out_msg_size=2 * ELEMENTS)]
+STEP = [call(), call(elements=64), call("all_gather", 2 * ELEMENTS)]
 
 
 def test_a_trace_is_counted_as_a_step(bare, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_would_run_is_shown(bare, tmp_path: Path) -> None:
         assert words in done.stdout
 
 
-EVEN = call("all_to_allv", in_split=[], out_split=[], out_msg_size=ELEMENTS + 2)
+EVEN = call("all_to_allv", ELEMENTS + 2)
 BAD = {  # a trace's ranks, its world, more words; what is said of it, and what is advised
     "missing": (([*STEP],), 2, (), "of 2 ranks the trace lacks 1", "--assume-symmetric"),
     "order": ((STEP, STEP[::-1]), 2, (), "rank 0, call 0 (", "--ranks"),
@@ -91,7 +91,7 @@ BAD = {  # a trace's ranks, its world, more words; what is said of it, and what 
     "outside": ((STEP,) * 2, 2, ("--ranks", "0"), "nothing is left", ""),
     "rebalance": ((STEP,) * 2, 2, ("--rebalance", "max"), "--rebalance max", "mean"),
     "more": ((STEP,) * 2, 2, ("-g", "3"), "3 ranks are given, and replay:job has 2", "--ranks 0-2"),
-    "form": ((STEP,) * 2, 2, ("--from", "tape"), "tape", "param"),
+    "form": ((STEP,) * 2, 2, ("--from", "tape"), "tape", "kineto"),
 }
 
 
@@ -120,10 +120,14 @@ def test_what_is_missing_may_be_assumed_and_is_said(bare, tmp_path: Path) -> Non
     found = json.loads(done.stdout)
     assert found["world"] == 4
     assert any("ranks 1-3 are not in the trace" in each for each in found["assumptions"])
-    cut = (tmp_path / "job/rank0.json").read_text()[:-9]
-    (tmp_path / "job/rank0.json").write_text(cut)
+
+
+def test_a_cut_file_of_another_tool_is_refused(bare, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(traced.EXECUTION)[:-9])
     broken = bare("replay", str(path), "--assume-symmetric", "--show")
     assert (broken.returncode, broken.stdout) == (2, "")
+    assert "is cut at" in broken.stderr
 
 
 def test_unequal_blocks_may_be_taken_for_equal(bare, tmp_path: Path) -> None:

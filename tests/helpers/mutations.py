@@ -462,7 +462,6 @@ TRACES = {
     "flight JSON": _trace("flight", "nccl_trace_rank_0", json.dumps(traced.FLIGHT)),
     "execution": _trace("et", "rank1.json", json.dumps(traced.EXECUTION)),
     "kineto": _trace("kineto", "rank1.json", json.dumps(traced.KINETO)),
-    "param": _trace("param", "0.json", json.dumps(traced.PARAM)),
     "aicb": _trace("aicb", "x.csv", traced.AICB),
     "simai": _trace("simai", "x.txt", traced.SIMAI),
     "chakra": _trace("chakra", "x.0.et", traced.chakra()),

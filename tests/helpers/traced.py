@@ -197,34 +197,6 @@ KINETO = {
     ],
     "traceName": "x",
 }
-PARAM = [
-    {"comms": "init", "pg_id": 0, "global_ranks": [0, 1, 2, 3], "world_size": 4},
-    {
-        "comms": "reduce_scatter_base",
-        "req": 5,
-        "pg_id": 0,
-        "world_size": 4,
-        "global_ranks": [0, 1, 2, 3],
-        "in_msg_size": 64,
-        "out_msg_size": 16,
-        "dtype": "bfloat16",
-        "startTime_ns": 12,
-        "markers": ["## forward ##"],
-    },
-    {"compute": "gemm", "mm_dim": 16, "count": 2, "dtype": "float"},
-    {"comms": "wait", "req": 5, "pg_id": 0, "world_size": 4},
-    {
-        "comms": "broadcast",
-        "pg_id": 2,
-        "world_size": 2,
-        "global_ranks": [1, 3],
-        "root": 3,
-        "in_msg_size": 6,
-        "out_msg_size": 6,
-        "dtype": "int",
-    },
-    {"compute": "emb_lookup", "emb_dim": 128},
-]
 RECORDING = """{"collbench_trace":1,"rank":1,"world":2,"backend":"gloo"}
 {"group":"7","ranks":[0,1],"described":"tp"}
 {"kind":"all_reduce","nbytes":8,"dtype":"float","op":"sum","number":0,"issued_ns":100,"state":"started"}

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import jobs
 import pytest
+from msgspec.structs import replace
 
+from collbench.features.traces.formats import own
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.replay import Asked, step_of
 from collbench.features.traces.types import Call, RankTrace, Trace
@@ -79,12 +81,13 @@ def test_computing_between_calls_takes_as_long_as_it_did(play: Play) -> None:
 
 
 def test_a_trace_is_replayed_from_the_command_line(cli, tmp_path: Path) -> None:
-    sizes = {"in_msg_size": 1 << 14, "out_msg_size": 1 << 14}
-    whole = {"world_size": 2, "pg_id": 0, "global_ranks": [0, 1], "dtype": "float", **sizes}
-    entries = [{"comms": "all_reduce", "startTime_ns": 2 * MS * at, **whole} for at in range(4)]
+    call = Call("all_reduce", nbytes=1 << 16, dtype="float", op="sum")
     (tmp_path / "job").mkdir()
     for rank in range(2):
-        (tmp_path / f"job/rank{rank}.json").write_text(json.dumps(entries))
+        writer = own.Writer(tmp_path / "job" / own.file_name(rank), RankTrace(rank, 2))
+        writer.write(replace(call, issued_ns=2 * MS * at) for at in range(4))
+        writer.write([own.Note(ended=8 * MS)])
+        writer.close()
     path = tmp_path / "run.jsonl"
     words = ("--backend", "gloo", "-n", "6", "--output", str(path), "--format", "json")
     done = cli("replay", str(tmp_path / "job"), *words)

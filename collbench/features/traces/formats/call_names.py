@@ -21,7 +21,7 @@ from collbench.core.text import printable_text
 from collbench.features.traces.types import Call, Interval, Lost, RankTrace
 from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, WORLD
 
-# by their letters alone, in lower case: PyTorch's, PARAM's and NCCL's spellings
+# by their letters alone, in lower case: PyTorch's and NCCL's spellings
 KINDS = {
     "allreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",

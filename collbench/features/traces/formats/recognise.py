@@ -15,7 +15,7 @@ from collbench.core.errors import UsageError
 from collbench.core.files import recognise_archive
 from collbench.core.text import format_count
 from collbench.features.traces import from_steps as steps
-from collbench.features.traces.formats import aicb, chakra, execution, kineto, param, protobuf
+from collbench.features.traces.formats import aicb, chakra, execution, kineto, protobuf
 from collbench.features.traces.formats import flight_recorder as flight
 from collbench.features.traces.formats.bounded import Limits, Stream, read_head
 from collbench.features.traces.formats.call_names import NO_RANK, number_files
@@ -51,14 +51,6 @@ def _make_object_test(*names: str) -> Callable[[bytes, Path], bool]:
     """A test whether the first bytes of a file begin a JSON object that has a key among
     ``names``."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\{")
-    keys = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
-    return lambda start, path: bool(pattern.match(start) and keys.search(start))
-
-
-def _make_list_test(*names: str) -> Callable[[bytes, Path], bool]:
-    """A test whether the first bytes of a file begin a JSON list of objects, and have a key among
-    ``names``."""
-    pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
     keys = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
     return lambda start, path: bool(pattern.match(start) and keys.search(start))
 
@@ -148,9 +140,6 @@ FORMS = {
     ),
     "et": Form(
         "PyTorch execution trace", lambda start, path: bool(SCHEMA.match(start)), _read_execution
-    ),
-    "param": Form(
-        "PARAM trace", _make_list_test("comms", "compute"), _make_stream_reader(param.read_rank)
     ),
     "aicb": Form(
         "AICB workload",

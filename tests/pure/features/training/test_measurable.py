@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from collbench.core.errors import UsageError
 from collbench.features.compare.ab import matching
+from collbench.features.traces.formats import own
+from collbench.features.traces.types import Call, RankTrace
 from collbench.run.launch.interpreter import Variant
 from collbench.run.order import Order, prepare_order
 from collbench.suite import toml
@@ -117,10 +118,9 @@ scale = "1/2"
 def traced(tmp_path: Path, text: str = TRACED) -> Path:
     (tmp_path / "job").mkdir()
     for rank in range(2):
-        sizes = {"in_msg_size": 64, "out_msg_size": 64}
-        group = {"world_size": 2, "pg_id": 0, "global_ranks": [0, 1]}
-        call = {"comms": "all_reduce", "dtype": "float", **group, **sizes}
-        (tmp_path / f"job/rank{rank}.json").write_text(json.dumps([call, call]))
+        writer = own.Writer(tmp_path / "job" / own.file_name(rank), RankTrace(rank, 2))
+        writer.write([Call("all_reduce", nbytes=256, dtype="float", op="sum")] * 2)
+        writer.close()
     return suite(tmp_path, text)
 
 

@@ -41,7 +41,6 @@ ALL = {
     "fr_rank_0": ("flight", traced.flight_json()),
     "et_0.json": ("et", json.dumps(traced.EXECUTION)),
     "kineto_0.json": ("kineto", json.dumps(traced.KINETO)),
-    "0.json": ("param", json.dumps(traced.PARAM)),
     "w.csv": ("aicb", traced.AICB),
     "w.txt": ("simai", traced.SIMAI),
     "step.0.et": ("chakra", traced.chakra()),
@@ -470,34 +469,6 @@ def test_gloos_spans_are_said_not_to_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="1 span of Gloo in it are not read") as e:
         read(tmp_path, "rank0.json", {"traceEvents": [span]})
     assert "collbench.record" in e.value.hint
-
-
-# PARAM
-
-
-def test_calls_of_param_are_read(tmp_path: Path) -> None:
-    rank = one(tmp_path, "rank1.json", traced.PARAM)
-    assert [(c.kind, c.group, c.nbytes, c.root, c.phase) for c in rank.calls] == [
-        ("reduce_scatter", "", 128, -1, "forward"),
-        ("compute", "", 0, -1, ""),
-        ("wait", "", 0, -1, ""),
-        ("broadcast", "2", 24, 1, ""),
-    ]
-
-
-def test_computation_of_param_has_its_flops(tmp_path: Path) -> None:
-    assert one(tmp_path, "rank1.json", traced.PARAM).calls[1].flops == 2 * 2 * 16**3
-
-
-def test_unknown_computation_of_param_is_lost(tmp_path: Path) -> None:
-    (lost,) = one(tmp_path, "rank1.json", traced.PARAM).lost
-    assert "emb_lookup" in lost.why
-
-
-def test_a_call_of_param_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
-    bad = {"comms": "all_reduce", "in_msg_size": -1}
-    rank = one(tmp_path, "rank1.json", [*traced.PARAM[:2], bad, *traced.PARAM[2:]])
-    assert ("reduce_scatter" in {c.kind for c in rank.calls}, len(rank.lost)) == (True, 2)
 
 
 def test_a_node_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
