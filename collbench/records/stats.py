@@ -79,15 +79,15 @@ def count_independent(values: Floats) -> float:
 
 
 @lru_cache(maxsize=4096)
-def interval_ranks(n: int, q: float = 0.5, confidence: float = 0.95) -> tuple[int, int] | None:
+def interval_ranks(n: int, q: float = 0.5) -> tuple[int, int] | None:
     """Ranks (j, k), from 1, of the sorted samples between which quantile ``q`` lies with at least
-    ``confidence``.
+    95 % confidence.
 
     Exact for n independent samples of any continuous distribution, each tail at most half of the
-    rest; None where n samples cannot bound the quantile on both sides (at 95 %: median below 6, p95
-    below 72, p99 below 368).
+    rest; None where n samples cannot bound the quantile on both sides (median below 6, p95 below
+    72, p99 below 368).
     """
-    tail = (1 - confidence) / 2 * (1 + 1e-9)
+    tail = 0.025 * (1 + 1e-9)
     mass = _binomial_density(n, q)
     j = int(np.searchsorted(np.cumsum(mass), tail, side="right"))
     k = n + 1 - int(np.searchsorted(np.cumsum(mass[::-1]), tail, side="right"))

@@ -42,9 +42,9 @@ class Fault(NamedTuple):
     amount: float = 0.0
 
 
-def parse_faults(text: str, option: str = "--inject") -> list[Fault]:
+def parse_faults(text: str) -> list[Fault]:
     """The faults that ``text`` plants. Raises UsageError."""
-    return [_parse_fault(part.strip(), option) for part in text.split(",")] if text.strip() else []
+    return [_parse_fault(part.strip()) for part in text.split(",")] if text.strip() else []
 
 
 def describe_planted(text: str) -> str:
@@ -57,19 +57,19 @@ def describe_planted(text: str) -> str:
     )
 
 
-def _parse_fault(text: str, option: str) -> Fault:
+def _parse_fault(text: str) -> Fault:
     kind, rank, amount = [*text.split(":", 2), "", ""][:3]
     unit = KINDS.get(kind)
     if unit is None or not rank.isdecimal() or bool(amount) is not bool(unit):
-        raise UsageError(f"{option}: '{text}' is not a fault", HINT)
+        raise UsageError(f"--inject: '{text}' is not a fault", HINT)
     if unit == "%":
         share = re.fullmatch(r"(\d+(?:\.\d+)?)%", amount)
         if not share or not 0 < float(share[1]) <= MOST * 100:
             raise UsageError(
-                f"{option}: '{amount}' is not a share of a call's time", "for example 20%"
+                f"--inject: '{amount}' is not a share of a call's time", "for example 20%"
             )
         return Fault(kind, int(rank), float(share[1]) / 100)
-    return Fault(kind, int(rank), grammar.parse_duration(amount, option) if unit else 0.0)
+    return Fault(kind, int(rank), grammar.parse_duration(amount, "--inject") if unit else 0.0)
 
 
 def refuse_faults(cases: Sequence[Case], policy: Policy) -> None:

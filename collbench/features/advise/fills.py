@@ -18,17 +18,16 @@ from collbench.features.advise.libraries import load_libraries
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series, Setting
 
 
-def fill_sizes(advised: Advised, tau: float | None = None) -> Advised:
+def fill_sizes(advised: Advised) -> Advised:
     """The advice with fills for all measured sizes of series that have rows, as far as
-    ``rivals`` has settings that are as fast: by ``tau``, or by the least effect that matters."""
-    limit = min(advised.taus) if tau is None else tau
+    ``rivals`` has settings that are as fast, by the least effect that matters."""
     sizes_by_series: dict[Series, list[int]] = {}
     for cell in _list_measured(advised):
         sizes_by_series.setdefault(cell.series, []).append(cell.nbytes)
     fills = [
         fill
         for series, sizes in sorted(sizes_by_series.items())
-        for fill in _fill_series(advised, series, sorted(sizes), limit)
+        for fill in _fill_series(advised, series, sorted(sizes), min(advised.taus))
     ]
     return msgspec.structs.replace(advised, fills=tuple(fills))
 

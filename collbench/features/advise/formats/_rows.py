@@ -168,9 +168,9 @@ def sort_rows(advised: Advised) -> list[Advice]:
     return sorted(advised.rows, key=lambda row: (*row.series, row.low))
 
 
-def refuse_shared(rows: Sequence[Advice], knows_hosts: bool = False) -> str:
+def refuse_shared(rows: Sequence[Advice]) -> str:
     """Why rows can be in no file by sizes: two of a series overlap, or settings are collbench's own
-    algorithms; where files know nothing of hosts, two rows of as many ranks on different ones."""
+    algorithms, or two rows are of as many ranks on different numbers of hosts."""
     for row in rows:
         if row.setting.algorithm != "native":
             return f"{row.name} is an algorithm of collbench's own, which the library cannot run"
@@ -180,7 +180,7 @@ def refuse_shared(rows: Sequence[Advice], knows_hosts: bool = False) -> str:
     places: dict[tuple[str, int], int] = {}
     for row in rows:
         key = row.series.collective, row.series.n
-        if places.setdefault(key, row.series.nodes) != row.series.nodes and not knows_hosts:
+        if places.setdefault(key, row.series.nodes) != row.series.nodes:
             return (
                 f"the file cannot tell hosts apart, and {key[0]} has rows for several host counts"
             )

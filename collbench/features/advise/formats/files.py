@@ -20,36 +20,35 @@ def name_companion(path: Path, companion: str) -> Path:
     return path.with_name(path.name + companion)
 
 
-def refuse_files(form: Format, path: Path, option: str = "--write") -> None:
+def refuse_files(form: Format, path: Path) -> None:
     """Raises UsageError for files that somebody else wrote, or whose place is a folder; CannotRun
     where none can be written. For the time before anything is measured."""
     for each in list_paths(form, path):
         if each.is_dir():
-            raise UsageError(f"{option} {each} is a folder", "name a file in it")
-        refuse_foreign_file(each, MARK, option)
+            raise UsageError(f"--write {each} is a folder", "name a file in it")
+        refuse_foreign_file(each, MARK, "--write")
 
 
 def write_files(
     form: Format,
     advised: Advised,
     path: Path,
-    option: str = "--write",
     shared: bool = True,
     final: Path | None = None,
 ) -> str:
     """Write an advice to ``path``, and what lies beside it; the text of the first file. A companion
     from before that this advice does not have is removed. ``final``: where the file will lie, if
     elsewhere; its first lines name it. Raises UsageError and CannotRun."""
-    refuse_files(form, path, option)
+    refuse_files(form, path)
     text = form.write(advised, final or path)
     parts = form.split_parts(text)
     for companion in form.companions:
         beside = name_companion(path, companion)
         if companion in parts:
-            save_text(beside, parts[companion], MARK, option, shared)
+            save_text(beside, parts[companion], MARK, "--write", shared)
         else:
             beside.unlink(missing_ok=True)
-    save_text(path, text, MARK, option, shared)
+    save_text(path, text, MARK, "--write", shared)
     return text
 
 

@@ -94,9 +94,7 @@ class Acceptance(NamedTuple):
         return EXITS[self.state]
 
 
-def judge_acceptance(
-    files: Sequence[RunFile], curves: Sequence[Curve], today: date | None = None
-) -> Acceptance:
+def judge_acceptance(files: Sequence[RunFile], curves: Sequence[Curve]) -> Acceptance:
     """The rows of these runs, of one machine, against the limits of ``curves`` and of the runs'
     suites. Raises NoVerdict where the runs are no measurement of one machine."""
     night = Night(files)
@@ -112,7 +110,7 @@ def judge_acceptance(
         for rivals in expect_case(relevant, chose, case, machine.shapes)
     ]
     rows = [
-        _hold_expected(rivals[0], case, cases[case], today or date.today())
+        _hold_expected(rivals[0], case, cases[case], date.today())
         for case, rivals in rivals_by_case
     ]
     contradictions = [

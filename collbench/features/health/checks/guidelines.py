@@ -255,7 +255,7 @@ def select_testable(claims: Iterable[Claim]) -> list[Claim]:
     return [claim for claim in claims if len(claim.excess) >= LAUNCHES]
 
 
-def find_missed(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Missed]:
+def find_missed(claims: Sequence[Claim]) -> list[Missed]:
     """Claims, of such as are testable, that surely do not hold, the worst first."""
     excesses = [claim.excess for claim in claims]
     missed = [
@@ -263,7 +263,7 @@ def find_missed(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Missed]:
         for claim, excess, p in zip(
             claims, excesses, stats.adjust_holm(_moderated_pvalues(excesses)), strict=True
         )
-        if p <= alpha
+        if p <= ALPHA
     ]
     return sorted(missed, key=lambda claim: -claim.ratio)
 

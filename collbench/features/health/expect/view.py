@@ -27,11 +27,11 @@ ROWS = make_columns(
 )
 
 
-def make_power_document(power: Power, title: str = "") -> Document:
+def make_power_document(power: Power) -> Document:
     """What a table finds how often, by itself."""
     section = make_power_section(power)
     return Document(
-        title=title or "What loss the gate finds",
+        title="What loss the gate finds",
         verdict=summarise_power(power),
         sections=[section],
         brief=list_power_blocks(power),

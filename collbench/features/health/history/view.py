@@ -250,16 +250,16 @@ def draw_bars(values: Sequence[float], most: int = DRAWN) -> str:
     return "".join(BARS[min(int((height - low) / step), len(BARS) - 1)] for height in heights)
 
 
-def recent_nights(outlook: Outlook, most: int = 30) -> str:
-    """A sentence with a bar for each of the last nights: the median of all rows' times."""
+def recent_nights(outlook: Outlook) -> str:
+    """A sentence with a bar for each of the last 30 nights: the median of all rows' times."""
     by_day: dict[str, list[float]] = {}
     for row in outlook.series:
         for night, value in zip(row.nights, relative_times(row), strict=True):
             by_day.setdefault(night.day, []).append(value)
-    days = sorted(by_day)[-most:]
+    days = sorted(by_day)[-30:]
     if len(days) < 2:
         return ""
-    drawn = draw_bars([median(by_day[day]) for day in days], most)
+    drawn = draw_bars([median(by_day[day]) for day in days], len(days))
     return f"Last {len(days)} nights, higher is slower: {drawn} {days[0]} to {days[-1]}"
 
 

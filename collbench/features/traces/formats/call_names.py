@@ -311,12 +311,12 @@ def _refuse_large(nbytes: int) -> int:
     return nbytes
 
 
-def parse_listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
+def parse_listed(text: str) -> tuple[int, ...] | None:
     """The numbers of a list as texts have it; None where it is cut, or none."""
     if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", text):
         return None
     numbers = tuple(int(word) for word in re.findall(r"\d{1,18}", text))
-    return numbers if len(numbers) <= most else None
+    return numbers if len(numbers) <= MOST_RANKS else None
 
 
 def is_number(value: object) -> bool:
@@ -349,9 +349,6 @@ def number_files(names: Sequence[str]) -> list[int]:
     return ranks
 
 
-def parse_microseconds(us: float, base: int = 0) -> int:
-    """A time in microseconds after a base; -1 where it is none."""
-    if not 0 <= us < MOST / 1e3 or not 0 <= base < MOST:
-        return -1
-    ns = base + round(us * 1e3)
-    return ns if ns < MOST else -1
+def parse_microseconds(us: float) -> int:
+    """A time in microseconds as nanoseconds; -1 where it is none."""
+    return round(us * 1e3) if 0 <= us < MOST / 1e3 else -1

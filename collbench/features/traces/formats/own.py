@@ -137,7 +137,7 @@ class Writer:
         self._file.close()
 
 
-def read_job(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
+def read_job(paths: Sequence[Path]) -> Trace:
     """The trace of one job, by files of one rank each. Raises UsageError."""
     ranks_found: dict[int, RankTrace] = {}
     spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
@@ -145,7 +145,7 @@ def read_job(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa
     refused: UsageError | None = None
     for path in paths:
         try:
-            reader = _read_file(path, limits)
+            reader = _read_file(path, Limits())
             rank_trace = reader.trace()
         except UsageError as e:
             refused = refused or e

@@ -29,28 +29,6 @@ from collbench.show import terminal
 from collbench.show.document import Document
 
 EVERY = [pytest.param(*key, id="-".join(key)) for key in algorithms.list_catalogue()]
-RING_OF_THREE = """\
-         rank 0                 rank 1                 rank 2
-start    2 4 6                  1 2 3                  4 8 12
-
-step 1   ├──────────+2─────────▶├──────────+0─────────▶│
-         │◀─────────────────────┼──────────+1──────────┤
-         2 12 6                 1 2 9                  5 8 12
-
-step 2   ├──────────+1─────────▶├──────────+2─────────▶│
-         │◀─────────────────────┼──────────+0──────────┤
-         7* 12 6                1 14* 9                5 8 21*
-         each cell is complete on exactly one rank
-
-step 3   ├──────────0──────────▶├──────────1──────────▶│
-         │◀─────────────────────┼──────────2───────────┤
-         7* 12 21*              7* 14* 9               5 14* 21*
-
-step 4   ├──────────2──────────▶├──────────0──────────▶│
-         │◀─────────────────────┼──────────1───────────┤
-         7* 14* 21*             7* 14* 21*             7* 14* 21*
-         every rank has everything
-"""
 
 
 def film(
