@@ -235,7 +235,7 @@ def test_a_verification_removes_what_does_not_hold(
             series = advised.rows[0].series._replace(n=16)
             left = tuple(msgspec.structs.replace(row, series=series) for row in advised.rows)
         kept = msgspec.structs.replace(advised, rows=left, unadvised=())
-        return confirm.Verified(kept, (why,), (), (), code)
+        return confirm.Verified(kept, (why,), (), code)
 
     monkeypatch.setattr(confirm, "verify_advice", verify)
     done = inside("advise", str(runs), "--verify", "--budget", "90s", "--oversubscribed")

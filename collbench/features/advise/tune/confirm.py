@@ -35,7 +35,6 @@ from collbench.features.advise.tune.schedule import (
 )
 from collbench.features.advise.tune.trial import lay_file
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Setting, Unadvised
-from collbench.features.compare.comparison import Comparison
 from collbench.records.choice import describe_heard
 from collbench.records.types import Choice
 from collbench.run.launch import folders
@@ -55,7 +54,6 @@ class Verified(NamedTuple):
 
     advised: Advised
     removed: tuple[Removed, ...]
-    comparisons: tuple[Comparison, ...]
     paths: tuple[Path, ...]
     code: Exit
 
@@ -81,7 +79,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     RunBroken, as `collbench ab` does, where no row could be judged, and the file is not to
     blame."""
     if not advised.rows:
-        return Verified(advised, (), (), (), Exit.OK)
+        return Verified(advised, (), (), Exit.OK)
     proposed = (*advised.rows, *advised.fills)
     sizes = list_sizes({row.series for row in proposed}, request.axes)
     fitted = fit_budget(proposed, sizes, request)
@@ -96,7 +94,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
         cells = ((row.name, Cell(row.series, g.nbytes)) for row in fitted.rows for g in row.gains)
         gone = keeping.sort_removed([*removed, *(_skip_size(*each, why) for each in cells)])
         empty = _replace_rows(advised, proposed, [], gone)
-        return Verified(empty, tuple(gone), (), (), Exit.NO_VERDICT)
+        return Verified(empty, tuple(gone), (), Exit.NO_VERDICT)
     with folders.make_private() as folder, _vary(trial, fitted, sizes, request, folder) as heads:
         found = _run_heads(heads, sizes, request, folder, advised.is_same_order)
     return _conclude(advised, proposed, fitted, found, removed)
@@ -165,7 +163,7 @@ def _conclude(
     if not code and not rows and not any(each.decided for each in removed):
         code = Exit.NO_VERDICT
     paths = [path for each in outcomes for path in each.paths]
-    return Verified(final, tuple(removed), tuple(comparisons), tuple(paths), code)
+    return Verified(final, tuple(removed), tuple(paths), code)
 
 
 def describe_checked(heads: Sequence[Head], removed: Sequence[Removed], unchecked: int) -> str:
