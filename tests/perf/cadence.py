@@ -36,7 +36,7 @@ in_place = true
 ops = "max"
 modes = ["isolated", "host", "streaming"]
 [policy]
-max_seconds = "0.25s"
+max_seconds = "{seconds}"
 [[include]]
 backends = "shm"
 algorithms = "ring"
@@ -47,10 +47,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--max-time", default="0.25s", help="of a row and launch")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "cadence.toml"
-        suite.write_text(SUITE)
+        suite.write_text(SUITE.format(seconds=given.max_time))
         command = [sys.executable, "-m", "collbench", "ab", "--aa", "--suite", str(suite)]
         command += ["--rounds", f"{given.rounds},6", "--format", "md"]
         surroundings = {**os.environ, "COLLBENCH_HOME": folder}
@@ -58,7 +59,7 @@ def main() -> None:
         if done.returncode not in (0, 1, 3):
             raise SystemExit(done.returncode)
         files = [run_file.read_file(path) for path in sorted(Path(folder, "runs").glob("*.jsonl"))]
-    text = report(scatter(files), given.rounds)
+    text = report(scatter(files), given.rounds, given.max_time)
     if given.output:
         given.output.write_text(text)
     print(text)
@@ -89,7 +90,7 @@ def least(logs: dict[str, list[float]]) -> str:
     return first if all(spans[first][1] < spans[mode][0] for mode in others) else "-"
 
 
-def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
+def report(found: dict[tuple[str, int, str], list[float]], rounds: int, max_time: str) -> str:
     lines = ["| implementation | size | " + " | ".join(MODES) + " | least |"]
     lines += ["|---|--:|" + "--:|" * len(MODES) + "---|"]
     each: dict[str, list[float]] = defaultdict(list)
@@ -108,9 +109,9 @@ def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
         "# Which cadence decides best\n\n"
         "Standard deviation of ln(head / base) of identical launches, in hundredths (of log units,"
         f" which are near percent only where small), {rounds} rounds, 2 ranks,"
-        f" all_reduce in place, 0.25 s a row and launch; {cpu['model']}, {cpu['physical']} cores,"
-        f" {datetime.now(UTC):%F}. All cadences are rows of the same rounds. A comparison needs as"
-        " many more rounds as the square of this is larger. *Least* is the cadence whose 95 %"
+        f" all_reduce in place, {max_time} a row and launch; {cpu['model']}, {cpu['physical']}"
+        f" cores, {datetime.now(UTC):%F}. All cadences are rows of the same rounds. A comparison"
+        " needs as many more rounds as the square of this is larger. *Least* is the cadence whose 95 %"
         " interval (chi-squared, as of normal scatter) lies below those of both others; - where"
         " none does. Made by"
         " `python tests/perf/cadence.py`.\n\n" + "\n".join(lines) + "\n"
