@@ -110,8 +110,10 @@ def report(given: argparse.Namespace) -> str:
         f" other, {given.seconds:g} s a size each. {near} of {total} defaults are within {NEAR:.0%}"
         " of the bare loop on as many buffers; the others are marked !. Of that loop's own"
         f" repetitions {repeated} are: this is what the machine repeats. `why` is what the"
-        " default's own rows said in most turns (flags; as control: the median of the calls in the other cadence,"
-        " where it differs). Made by `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
+        " default's own rows said in most turns (flags; as control: the median of the calls in the"
+        " other cadence, where it differs). Made by `python tests/perf/arrival.py`.\n\n"
+        + "\n".join(lines)
+        + "\n"
     )
 
 

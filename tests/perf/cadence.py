@@ -111,9 +111,9 @@ def report(found: dict[tuple[str, int, str], list[float]], rounds: int, max_time
         f" which are near percent only where small), {rounds} rounds, 2 ranks,"
         f" all_reduce in place, {max_time} a row and launch; {cpu['model']}, {cpu['physical']}"
         f" cores, {datetime.now(UTC):%F}. All cadences are rows of the same rounds. A comparison"
-        " needs as many more rounds as the square of this is larger. *Least* is the cadence whose 95 %"
-        " interval (chi-squared, as of normal scatter) lies below those of both others; - where"
-        " none does. Made by"
+        " needs as many more rounds as the square of this is larger. *Least* is the cadence whose"
+        " 95 % interval (chi-squared, as of normal scatter) lies below those of both others; -"
+        " where none does. Made by"
         " `python tests/perf/cadence.py`.\n\n" + "\n".join(lines) + "\n"
     )
 

@@ -181,13 +181,12 @@ def data(name: str, found: Sequence[Code]) -> Iterator[str]:
 
 def ordered(name: str, found: Sequence[Code]) -> Iterator[str]:
     for architecture in dict.fromkeys(code.architecture for code in found):
-        mine, gpu = (
-            [c for c in found if c.architecture == architecture],
-            ARCHITECTURES[architecture],
-        )
+        mine = [code for code in found if code.architecture == architecture]
         most = [max(code.before[what] for code in mine) for what in ("look", "data", "release")]
         where = "its own memory" if mine[0].pushed else "its peers' memory"
-        yield row(name, gpu, *most, where, max(code.barriers for code in mine))
+        yield row(
+            name, ARCHITECTURES[architecture], *most, where, max(code.barriers for code in mine)
+        )
 
 
 def table(heads: Sequence[str], lines: Iterator[str]) -> str:
