@@ -187,9 +187,9 @@ def main() -> None:
         f" {torch.__version__}, Gloo on loopback, {RANKS} ranks. `python tests/perf/workload.py"
         f" --rounds {asked.rounds}`: {asked.rounds} rounds of both in turns, each with its own"
         f" ranks; medians of {asked.steps} steps each; communication alone, whose time is the"
-        " median of torch's steps less the median of as many with their collectives left out, each of"
-        " the two first in turns. The ratio is ours over torch's, round by round (Hodges and Lehmann, signed"
-        " ranks, 95 %).",
+        " median of torch's steps less the median of as many with their collectives left out, each"
+        " of the two first in turns. The ratio is ours over torch's, round by round (Hodges and"
+        " Lehmann, signed ranks, 95 %).",
         "",
         "| step | torch, ms | collbench, ms | ratio | interval |",
         "|---|--:|--:|--:|---|",
