@@ -48,12 +48,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--max-time", default="0.25s", help="of a row and launch")
+    parser.add_argument("--budget", help="as of collbench ab")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "cadence.toml"
         suite.write_text(SUITE.format(seconds=given.max_time))
         command = [sys.executable, "-m", "collbench", "ab", "--aa", "--suite", str(suite)]
         command += ["--rounds", f"{given.rounds},6", "--format", "md"]
+        command += ["--budget", given.budget] if given.budget else []
         surroundings = {**os.environ, "COLLBENCH_HOME": folder}
         done = subprocess.run(command, env=surroundings, check=False, stdout=subprocess.DEVNULL)
         if done.returncode not in (0, 1, 3):
