@@ -68,21 +68,26 @@ def main() -> None:
 
 
 def scatter(files: list) -> dict[tuple[str, int, str], list[float]]:  # type: ignore[type-arg]
-    """Logarithms of head's median over base's, by implementation, size and mode, one a round."""
+    """Logarithms of head's median over base's, by implementation, size and mode, one a round; none
+    where a busy machine kept ranks from starting together."""
     medians: dict[tuple[str, int, str], dict[int, dict[str, float]]] = defaultdict(dict)
     for row in make_rows(files):
         side = row.run.pairing.side if row.run.pairing else ""
         if row.launch.stage == 1 and row.derived:
             key = row.case.label, row.case.nbytes, row.case.mode
             medians[key].setdefault(row.launch.round, {})[side] = row.median
-    return {
-        key: [math.log(pair["head"] / pair["base"]) for pair in rounds.values() if len(pair) == 2]
-        for key, rounds in medians.items()
-    }
+    found: dict[tuple[str, int, str], list[float]] = {}
+    for label, nbytes in dict.fromkeys(key[:2] for key in medians):
+        for mode in MODES:
+            pairs = [p for p in medians[label, nbytes, mode].values() if len(p) == 2]
+            found[label, nbytes, mode] = [math.log(p["head"] / p["base"]) for p in pairs]
+    return found
 
 
 def least(logs: dict[str, list[float]]) -> str:
     """The cadence whose standard deviation is surely the least, or "-"."""
+    if min(map(len, logs.values())) < 2:
+        return "-"
     spans = {}
     for mode, values in logs.items():
         free = len(values) - 1
@@ -92,18 +97,23 @@ def least(logs: dict[str, list[float]]) -> str:
     return first if all(spans[first][1] < spans[mode][0] for mode in others) else "-"
 
 
+def find_deviation(values: list[float]) -> float:
+    """The standard deviation; NaN of fewer than two."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
 def report(found: dict[tuple[str, int, str], list[float]], rounds: int, max_time: str) -> str:
     lines = ["| implementation | size | " + " | ".join(MODES) + " | least |"]
     lines += ["|---|--:|" + "--:|" * len(MODES) + "---|"]
     each: dict[str, list[float]] = defaultdict(list)
     for label, nbytes in dict.fromkeys(key[:2] for key in found):
-        sds = {mode: float(np.std(found[label, nbytes, mode], ddof=1)) for mode in MODES}
+        sds = {mode: find_deviation(found[label, nbytes, mode]) for mode in MODES}
         for mode, sd in sds.items():
             each[mode].append(sd)
         cells = [label, format_size(nbytes), *(f"{100 * sds[mode]:.1f}" for mode in MODES)]
         logs = {mode: found[label, nbytes, mode] for mode in MODES}
         lines.append("| " + " | ".join([*cells, least(logs)]) + " |")
-    means = {mode: float(np.exp(np.mean(np.log(sds)))) for mode, sds in each.items()}
+    means = {mode: float(np.exp(np.nanmean(np.log(sds)))) for mode, sds in each.items()}
     cells = ["geometric mean", "", *(f"{100 * means[mode]:.1f}" for mode in MODES)]
     lines.append("| " + " | ".join([*cells, "-"]) + " |")
     cpu = environment.gather_facts(Path.cwd())["cpu"]

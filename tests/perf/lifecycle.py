@@ -48,7 +48,7 @@ def run_command(*arguments: str, output: Path) -> None:
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
-def make_runs(folder: Path, kills: int, groups: str) -> None:
+def make_runs(folder: Path, kills: int, groups: str, launches: int) -> None:
     """The runs that are lacking: lives, and kills of each rank by turns."""
     share = math.ceil(kills / len(WAYS) / 2)
     for victim in (0, 1):
@@ -73,6 +73,7 @@ def make_runs(folder: Path, kills: int, groups: str) -> None:
         )
     for name in LIVES:
         life = "-g", "2", "--backend", name, "--groups", groups, "--sizes", "1K,1M"
+        life += "--launches", str(launches)
         run_command(*life, output=folder / f"life-{name}.jsonl")
 
 
@@ -172,12 +173,13 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=100, help="a multiple of 4")
+    parser.add_argument("--launches", type=int, default=6, help="of lives")
     parser.add_argument("--groups", default="1,4,16", help="numbers of groups, of lives")
     parser.add_argument("--as-they-are", action="store_true", help="make no run that is lacking")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
     if not given.as_they_are:
-        make_runs(given.runs, given.kills, given.groups)
+        make_runs(given.runs, given.kills, given.groups, given.launches)
     killed = [run_file.read_file(path) for path in sorted(given.runs.glob("kill-*.jsonl"))]
     lines, silent = describe_losses(killed, given.kills)
     busy = max((load.busy for f in killed for load in f.run.load.values()), default=0.0)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "perf"
 REPORTS = ROOT / "reports"
 ENVIRONMENTS = Path(os.environ.get("COLLBENCH_TEST_ENVS", ROOT / ".venv-backends"))
-SECONDS = 280  # that a script may take on a busy machine
+SECONDS = 900  # that a long one may take on a busy machine
 PRINTED = ""  # of a script that writes no file
 TABLE = r"\| .* \|"  # a line of a table
 SUITE = """
@@ -117,7 +117,9 @@ SMALL: dict[str, tuple[Form, ...]] = {
         Form("gloo --repeat .01 --output out.md"),
         Form("mpi --repeat .01 --output out.md", needs=("mpi",)),
     ),
-    "lifecycle.py": (Form("--kills 4 --groups 1 --runs runs --output out.md", needs=("mpi",)),),
+    "lifecycle.py": (
+        Form("--kills 4 --groups 1 --launches 1 --runs runs --output out.md", needs=("mpi",)),
+    ),
     "locate.py": (Form("--trials 1 --output out.md"),),
     "machine_code.py": (Form("--architectures 90 --output out.md", needs=("triton", "history")),),
     "mpi_native.py": (Form("--rounds 1 --sizes 8 --samples 10 --output out.md", needs=("mpi",)),),
@@ -167,8 +169,13 @@ PARTS = {
     "sections.py": "a module of other scripts",
     "stream.py": "lab.py runs it",
 }
-SLOW: set[str] = set()
-LONG: set[str] = set()
+# of parameters, by the time that they take
+SLOW = (
+    *("advice", "advice-1", "advice-2", "advice_lab", "anchors", "arrival", "arrival-1", "faults"),
+    *("fleet", "idle", "libraries", "libraries-1", "lifecycle", "machine_code", "mpi_native"),
+    *("order", "p2p", "p2p-1", "recording", "replay", "run", "run-1", "ssh", "gpu"),
+)
+LONG = ("ab", "ab_hosts", "cadence", "confusion", "executors", "lab", "steps", "wire", "workload")
 
 
 def name_forms() -> Iterator[object]:
@@ -176,7 +183,8 @@ def name_forms() -> Iterator[object]:
     for script, forms in SMALL.items():
         for number, form in enumerate(forms):
             name = script.removesuffix(".py") + (f"-{number}" if number else "")
-            marks = [pytest.mark.slow] * (name in SLOW) + [pytest.mark.long] * (name in LONG)
+            marks = [pytest.mark.slow] * (name in SLOW)
+            marks += [pytest.mark.long, pytest.mark.timeout(SECONDS + 20)] * (name in LONG)
             yield pytest.param(script, form, id=name, marks=marks)
 
 
