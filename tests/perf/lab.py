@@ -61,7 +61,6 @@ GOAL, MODEL_GOAL = 0.05, 0.15
 TIE = 0.05  # of predictions that differ by less, neither is the first
 ITERS = 10
 WARMUP = 8  # connections that no case before has used carry less at first
-TRIES = 5
 # short enough to show what a message costs, and long enough that a bucket's burst is nothing beside
 # it
 PAIRS = ["sendrecv", "--sizes", "64,256,1K,2K,1M,2M,4M", "--place", "out", "--max-time"]
@@ -216,7 +215,9 @@ def model(
     return lines
 
 
-def flat(rate: int, backend: str, folder: Path, repeat: float) -> tuple[list[str], list[str], str]:
+def flat(
+    rate: int, backend: str, folder: Path, repeat: float, tries: int
+) -> tuple[list[str], list[str], str]:
     """Rows of the table of truth, and of the model's, and how often the fit was refused, in words
     or ""."""
     large, path = LARGE[rate], folder / f"{backend}-{rate // 10**6}.jsonl"
@@ -234,17 +235,26 @@ def flat(rate: int, backend: str, folder: Path, repeat: float) -> tuple[list[str
     )
     with Lab(HOSTS, rate) as lab:
         run, busy = measured(lab, path, backend, *whole)
-        link, refused = fitted(lab, pairs, backend, repeat)
+        link, refused = fitted(lab, pairs, backend, repeat, tries)
+    anew = f"{refused} of {backend} at {bits(rate)}" if refused else ""
+    if link is None:
+        return truth(run, backend, rate, busy), [unfitted(f"{backend}, {bits(rate)}")], anew
     on, where = networks.Network(link), f"{backend}, {bits(rate)}: {networks.describe_link(link)}"
     predicted = [*model(run, on, where, MODELLED, WHOLE), *model(run, on, where, OPTIMAL, large)]
-    anew = f"{refused} of {backend} at {bits(rate)}" if refused else ""
     return truth(run, backend, rate, busy), predicted, anew
 
 
-def fitted(lab: Lab, path: Path, backend: str, repeat: float) -> tuple[networks.Link, int]:
+def unfitted(where: str) -> str:
+    """The row of the model's table where no link was found."""
+    return f"| {where}: no link found | - | - | - | - | - | not told | not told |"
+
+
+def fitted(
+    lab: Lab, path: Path, backend: str, repeat: float, tries: int
+) -> tuple[networks.Link | None, int]:
     """The link by which times are predicted, and how many runs were refused before. Ranks without
     cores of their own may wait for the kernel's next tick, with Gloo in a whole run: then the fit
-    refuses, and the run is made anew. Raises CannotRun when that does not help.
+    refuses, and the run is made anew; None after so many tries.
     """
     turn = 0
     while True:
@@ -253,8 +263,9 @@ def fitted(lab: Lab, path: Path, backend: str, repeat: float) -> tuple[networks.
             link, note = fit.link_from(str(path))
         except CannotRun as e:
             turn += 1
-            if turn == TRIES:
-                raise
+            if turn == tries:
+                print(f"not found: {e.message}", file=sys.stderr, flush=True)
+                return None, turn
             print(f"measured anew: {e.message}", file=sys.stderr, flush=True)
         else:
             print(note, file=sys.stderr, flush=True)
@@ -264,7 +275,11 @@ def fitted(lab: Lab, path: Path, backend: str, repeat: float) -> tuple[networks.
 def racks(folder: Path, repeat: float) -> list[str]:
     """Hosts of 1 Gb/s with an uplink of a tenth for two, by the link that flat() found."""
     rate, large = 10**9, LARGE[UPLINK]
-    link, _ = fit.link_from(str(folder / f"gloo-{rate // 10**6}-pairs.jsonl"))
+    where = f"gloo, 2 racks, uplink {bits(UPLINK)}"
+    try:
+        link, _ = fit.link_from(str(folder / f"gloo-{rate // 10**6}-pairs.jsonl"))
+    except CannotRun:
+        return [unfitted(where)]
     share = HOSTS // RACKS
     with Lab(HOSTS, rate, RACKS, UPLINK) as lab:
         path = folder / "racks.jsonl"
@@ -272,7 +287,7 @@ def racks(folder: Path, repeat: float) -> list[str]:
             lab, path, "gloo", *suite(path, RACK_SUITE, repeat, large=large, racked=list(RACKED))
         )
     tree = networks.FatTree(link, share, share * rate / UPLINK)
-    return model(run, tree, f"gloo, 2 racks, uplink {bits(UPLINK)}", RACKED, large)
+    return model(run, tree, where, RACKED, large)
 
 
 def bits(rate: int) -> str:
@@ -340,13 +355,14 @@ def main() -> None:
         "--backends", default="gloo,mpi" if importlib.util.find_spec("mpi4py") else "gloo"
     )
     parser.add_argument("--repeat", type=float, default=1.0)
+    parser.add_argument("--tries", type=int, default=5, help="for a link that can be fitted")
     chosen = parser.parse_args()
     if reason := network.why_not():
         raise SystemExit(reason)
     chosen.runs.mkdir(parents=True, exist_ok=True)
     links = [line for rate in LARGE for line in stream(rate, 4 * LARGE[rate])]
     found = [
-        flat(rate, backend, chosen.runs, chosen.repeat)
+        flat(rate, backend, chosen.runs, chosen.repeat, chosen.tries)
         for backend in chosen.backends.split(",")
         for rate in LARGE
     ]
