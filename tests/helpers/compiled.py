@@ -26,8 +26,9 @@ THREADS = 32 * _kernel.WARPS  # of a block, and of a multiprocessor: no second o
 def options(kind: Kind, virtual: bool = False) -> dict[str, Any]:
     collective, dtype, op = kind
     case = Case(collective=collective, backend="symm", n=2, nbytes=1024, dtype=dtype, op=op)
-    given = (case, virtual)[: len(inspect.signature(_kernel.kernel_options).parameters)]
-    found: dict[str, Any] = _kernel.kernel_options(*given)
+    find = _kernel.kernel_options if hasattr(_kernel, "kernel_options") else _kernel.options
+    given = (case, virtual)[: len(inspect.signature(find).parameters)]
+    found: dict[str, Any] = find(*given)
     return found
 
 

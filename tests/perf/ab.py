@@ -36,19 +36,18 @@ IMPORTED = {
 SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
 SLOWED = ("256K", "1M", "4M")
 SHARES = {"15%": "10%", "8%": "5%"}  # what is planted, and what matters then
-BUDGET = "5m"
 TITLE = "Is collbench ab right?"
-SUITE = f"""
+SUITE = """
 description = "Eight sizes, three of which head slows down."
 [axes]
 collectives = "all_reduce"
-sizes = {json.dumps(SIZES)}
+sizes = {sizes}
 ranks = 2
 backends = "dragging"
 algorithms = "ring"
 in_place = true
 [policy]
-max_seconds = "0.2s"
+max_seconds = "{max_time}"
 """
 
 
@@ -79,10 +78,10 @@ def experiments(home: Path, tag: str) -> list[tuple[RunFile, RunFile]]:
     ]
 
 
-def plant(home: Path, share: str, number: int) -> None:
+def plant(args: argparse.Namespace, share: str, number: int) -> None:
     """Times of base, measured first, say how many microseconds a share is."""
-    suite = home / "planted.toml"
-    suite.write_text(SUITE)
+    home, suite = args.home, args.home / "planted.toml"
+    suite.write_text(SUITE.format(sizes=json.dumps(SIZES), max_time=args.max_time))
     run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", **IMPORTED)
     before = run_file.read_file(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
     medians = {r.case.nbytes: row.times.median for r in before.records if (row := derive_row(r))}
@@ -90,7 +89,8 @@ def plant(home: Path, share: str, number: int) -> None:
     more = {size: parse_share(share) * medians[size] / 1000 for size in slowed}
     drag = ",".join(f"{size}:{us:.3f}" for size, us in more.items())
     sides = "--suite", str(suite), "--head", f"DRAG={drag}", "--tau", SHARES[share]
-    run(home, "ab", *sides, "--budget", BUDGET, "--tag", f"planted-{share}-{number}", **IMPORTED)
+    pairs = "--rounds", args.rounds, "--budget", args.budget
+    run(home, "ab", *sides, *pairs, "--tag", f"planted-{share}-{number}", **IMPORTED)
 
 
 def main() -> None:
@@ -100,18 +100,22 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--planted", type=int, default=10)
+    parser.add_argument("--budget", default="5m", help="of an experiment")
+    parser.add_argument("--rounds", default="8,12", help="of an experiment, at least")
+    parser.add_argument("--max-time", default="0.2s", help="of a planted row and launch")
+    parser.add_argument("--suite", default="pr", help="of which both sides are the same")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     args.home.mkdir(parents=True, exist_ok=True)
     for number in range(len(experiments(args.home, "aa")), args.repetitions):
-        same = "--suite", "pr", "--aa", "--budget", BUDGET, "--tag", f"aa{number + 1}"
-        run(args.home, "ab", *same)
-        sections.write(args.output, TITLE, told(args.home))
+        same = "--suite", args.suite, "--aa", "--rounds", args.rounds, "--budget", args.budget
+        run(args.home, "ab", *same, "--tag", f"aa{number + 1}")
+        sections.write(args.output, TITLE, told(args))
     for number in range(args.planted):
         for share in SHARES:
             if number >= len(experiments(args.home, f"planted-{share}")):
-                plant(args.home, share, number + 1)
-            sections.write(args.output, TITLE, told(args.home))
+                plant(args, share, number + 1)
+            sections.write(args.output, TITLE, told(args))
 
 
 def took(pair: tuple[RunFile, RunFile]) -> float:
@@ -121,19 +125,20 @@ def took(pair: tuple[RunFile, RunFile]) -> float:
     return (datetime.fromisoformat(end) - began).total_seconds() / 60
 
 
-def told(home: Path) -> list[list[str]]:
+def told(args: argparse.Namespace) -> list[list[str]]:
     """A section on experiments with two equal sides, and one on each share that was planted."""
-    found = [alike_lines(pairs)] if (pairs := experiments(home, "aa")) else []
+    pairs = experiments(args.home, "aa")
+    found = [alike_lines(pairs, args.suite, args.budget)] if pairs else []
     for share in SHARES:
-        if pairs := experiments(home, f"planted-{share}"):
+        if pairs := experiments(args.home, f"planted-{share}"):
             found.append(planted_lines(share, pairs))
     return found
 
 
-def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
+def alike_lines(pairs: list[tuple[RunFile, RunFile]], suite: str, budget: str) -> list[str]:
     """A table of experiments with two equal sides."""
     found = [
-        f"## Both sides the same (`collbench ab --suite pr --aa --budget {BUDGET}`)",
+        f"## Both sides the same (`collbench ab --suite {suite} --aa --budget {budget}`)",
         "",
         sections.machine("ab.py"),
         "",

@@ -267,7 +267,7 @@ def tune_library(given: argparse.Namespace, key: str, python: str, n: int) -> li
     folder = given.home / f"{key}-{n}"
     budget = given.budget or "10m"
     args = (
-        ",".join(COLLECTIVES),
+        ",".join(given.collectives),
         "--backend",
         "mpi",
         "-g",

@@ -40,7 +40,7 @@ ONE, MANY = "bare loop, one buffer", "bare loop"  # as many buffers as the defau
 AGAIN = "bare loop again"  # the same program once more in the turn: how far it repeats itself
 SIDES = (ONE, MANY, *OPTIONS, AGAIN)
 NEAR, APART = 0.25, 1.25
-SECONDS = 1  # that a size is called for, in a bare loop and by collbench
+IMPLEMENTATIONS = ("gloo", "ring@gloo", "recursive_doubling@gloo", "mpi")
 BLOCK = 20  # calls of a bare loop, between which rank 0 looks at the time
 WARM = 20  # calls of a bare loop before these, at least one on each buffer
 
@@ -50,29 +50,33 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--seconds", type=float, default=1, help="that a size is called for")
+    parser.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
     parser.add_argument("--bare", nargs=4, help=argparse.SUPPRESS)  # what, rank, n, buffers
     given = parser.parse_args()
     if given.bare:
         what, rank, n, buffers = given.bare
         numbers = dict(zip(SIZES, map(int, buffers.split(",")), strict=True))
-        bare_mpi(numbers) if what == "mpi" else bare_gloo(what, int(rank), int(n), numbers)
-        return
-    text = report(given.turns, given.ranks)
+        if what == "mpi":
+            return bare_mpi(numbers, given.seconds)
+        return bare_gloo(what, int(rank), int(n), numbers, given.seconds)
+    text = report(given)
     if given.output:
         given.output.write_text(text)
     print(text)
+    return None
 
 
-def report(turns: int, ranks: list[int]) -> str:
+def report(given: argparse.Namespace) -> str:
     lines = [
         "| implementation | n | size | bare loop | default | default over bare | mode"
         " | bare loop again | bare loop, one buffer | hot | host | isolated | why |",
         "|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|",
     ]
     near = repeated = total = 0
-    for n in ranks:
-        for what in ("gloo", "ring@gloo", "recursive_doubling@gloo", "mpi"):
-            found = measured(what, n, turns)
+    for n in given.ranks:
+        for what in given.only:
+            found = measured(what, n, given.turns, given.seconds)
             for nbytes in SIZES:
                 said = [row[nbytes] for row in found["default"]]
                 middle = {
@@ -100,28 +104,34 @@ def report(turns: int, ranks: list[int]) -> str:
     return (
         "# What a program sees, and what collbench says\n\n"
         f"all_reduce, float, max, in place; {cpu}, {os.cpu_count()} cores, {datetime.now(UTC):%F}."
-        f" Medians of {turns} turns, in each of which two bare loops (torch.distributed or mpi4py,"
-        " pinned to nothing; on as many buffers as the default, and on one), the default,"
+        f" Medians of {given.turns} turns, in each of which two bare loops (torch.distributed or"
+        " mpi4py, pinned to nothing; on as many buffers as the default, and on one), the default,"
         " `--cache hot`, `--mode host`, `--mode isolated` and the first bare loop again follow each"
-        f" other, {SECONDS} s a size each. {near} of {total} defaults are within {NEAR:.0%} of the"
-        f" bare loop on as many buffers; the others are marked !. Of that loop's own repetitions"
-        f" {repeated} are: this is what the machine repeats. `why` is what the default's own rows"
-        " said in most turns (flags; as control: the median of the calls in the other cadence,"
-        " where it differs). Made by `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
+        f" other, {given.seconds:g} s a size each. {near} of {total} defaults are within {NEAR:.0%}"
+        " of the bare loop on as many buffers; the others are marked !. Of that loop's own"
+        f" repetitions {repeated} are: this is what the machine repeats. `why` is what the"
+        " default's own rows said in most turns (flags; as control: the median of the calls in the"
+        " other cadence, where it differs). Made by `python tests/perf/arrival.py`.\n\n"
+        + "\n".join(lines)
+        + "\n"
     )
 
 
-def measured(what: str, n: int, turns: int) -> dict[str, list[dict[int, dict[str, Any]]]]:
+def measured(
+    what: str, n: int, turns: int, seconds: float
+) -> dict[str, list[dict[int, dict[str, Any]]]]:
     """Rows by size, of each turn, for each side."""
     found: dict[str, list[dict[int, dict[str, Any]]]] = {side: [] for side in SIDES}
-    first = ours(what, n, "default")
+    first = ours(what, n, "default", seconds)
     many = [first[nbytes]["rotation"] for nbytes in SIZES]
     buffers = {ONE: [1] * len(SIZES), MANY: many, AGAIN: many}
     for turn in range(turns):
         for place in range(len(SIDES)):
             side = SIDES[(turn + place) % len(SIDES)]
             bare = side in buffers
-            found[side].append(loop(what, n, buffers[side]) if bare else ours(what, n, side))
+            found[side].append(
+                loop(what, n, buffers[side], seconds) if bare else ours(what, n, side, seconds)
+            )
     return found
 
 
@@ -139,12 +149,12 @@ def why(said: list[dict[str, Any]]) -> str:
     return ", ".join(words)
 
 
-def ours(what: str, n: int, side: str) -> dict[int, dict[str, Any]]:
+def ours(what: str, n: int, side: str, seconds: float) -> dict[int, dict[str, Any]]:
     """Rows of a collbench run, by size."""
     algorithm, _, backend = what.rpartition("@")
     command = [sys.executable, "-m", "collbench", "all_reduce", "-g", str(n), "--backend", backend]
     command += ["--sizes", ",".join(map(str, SIZES)), "--place", "in", "-o", "max", "--no-save"]
-    command += ["--max-time", f"{SECONDS}s", "--format", "json"]
+    command += ["--max-time", f"{seconds:g}s", "--format", "json"]
     command += ["--algo", algorithm] if algorithm else []
     command += OPTIONS[side]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -152,12 +162,12 @@ def ours(what: str, n: int, side: str) -> dict[int, dict[str, Any]]:
     return {row["nbytes"]: row for row in rows if row["median"]}
 
 
-def loop(what: str, n: int, buffers: list[int]) -> dict[int, dict[str, Any]]:
+def loop(what: str, n: int, buffers: list[int], seconds: float) -> dict[int, dict[str, Any]]:
     """Medians of a bare loop, by size, on so many buffers of each."""
     turns = ",".join(map(str, buffers))
     with tempfile.TemporaryDirectory() as folder:
         settings = {**os.environ, "MEET": str(Path(folder) / "meet"), "OMP_NUM_THREADS": "1"}
-        me = [sys.executable, str(Path(__file__).resolve()), "--bare"]
+        me = [sys.executable, str(Path(__file__).resolve()), f"--seconds={seconds}", "--bare"]
         if what == "mpi":
             mpirun = str(Path(sys.executable).parent / "mpirun")
             start = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
@@ -174,15 +184,15 @@ def loop(what: str, n: int, buffers: list[int]) -> dict[int, dict[str, Any]]:
 
 
 def call_for_seconds(
-    calls: Sequence[Callable[[], object]], lasts: Callable[[bool], bool]
+    calls: Sequence[Callable[[], object]], lasts: Callable[[bool], bool], seconds: float
 ) -> list[int]:
-    """Times of the calls in turn, in ns, until rank 0 finds, as all hear by ``lasts``, that time is
-    up."""
+    """Times of the calls in turn, in ns, until rank 0 finds, as all hear by ``lasts``, that so many
+    seconds are up."""
     times: list[int] = []
     for call in itertools.islice(itertools.cycle(calls), max(WARM, len(calls))):
         call()
     following = itertools.cycle(calls)
-    until = time.perf_counter() + SECONDS
+    until = time.perf_counter() + seconds
     while lasts(time.perf_counter() < until):
         for call in itertools.islice(following, BLOCK):
             begin = time.perf_counter_ns()
@@ -191,7 +201,7 @@ def call_for_seconds(
     return times
 
 
-def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int]) -> None:
+def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int], seconds: float) -> None:
     import torch
     import torch.distributed as dist
 
@@ -211,7 +221,7 @@ def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int]) -> None:
     for nbytes in SIZES:
         data = [torch.ones(nbytes // 4) for _ in range(buffers[nbytes])]
         calls = [prepare_call(what, each, rank, n, room) for each in data]
-        times = call_for_seconds(calls, lasts)
+        times = call_for_seconds(calls, lasts, seconds)
         everyone: list[Any] = [None] * n
         dist.all_gather_object(everyone, times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
@@ -243,7 +253,7 @@ def prepare_call(what: str, data: Any, rank: int, n: int, room: Any) -> Callable
     return _wire.prepare_messages(case, data, data, rank, dist.group.WORLD, room, near=range(n)).run
 
 
-def bare_mpi(buffers: dict[int, int]) -> None:
+def bare_mpi(buffers: dict[int, int], seconds: float) -> None:
     import numpy as np
     from mpi4py import MPI
 
@@ -251,7 +261,7 @@ def bare_mpi(buffers: dict[int, int]) -> None:
     for nbytes in SIZES:
         data = [np.ones(nbytes // 4, dtype=np.float32) for _ in range(buffers[nbytes])]
         calls = [partial(world.Allreduce, MPI.IN_PLACE, each, MPI.MAX) for each in data]
-        times = call_for_seconds(calls, world.bcast)
+        times = call_for_seconds(calls, world.bcast, seconds)
         everyone = world.allgather(times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
     if world.rank == 0:

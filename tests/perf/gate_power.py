@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,9 +34,8 @@ from collbench.features.health.night import Night
 NODES, LAUNCHES, NIGHT = 10, 10, 3  # nodes learned from, launches of each, and of a planted run
 LOSSES = (0.0, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20)
 FRESH_LOSSES = (0.0, 0.10)
-FRESH = 20_000  # nodes that stand for all there could be
-SETS = 200  # sets of ten nodes
-TABLES = 40  # each learned from another set
+SETS = 200  # sets of ten nodes, for 1,000 runs
+TABLES = 40  # for as many, each learned from another set
 
 
 def plant(
@@ -87,11 +87,12 @@ def make_margins(real: Real, curves: list[Curve]) -> Margins:
     return Margins(np.array(times), np.array([row.limit_ns for row in rows.values()]))
 
 
-def cover(real: Real, margins: Margins, sets: int) -> Iterator[str]:
-    """How often intervals hold what is true of all nodes, over sets of nodes."""
+def cover(real: Real, margins: Margins, sets: int, fresh: int) -> Iterator[str]:
+    """How often intervals hold what is true of all nodes, which are ``fresh`` ones, over sets of
+    nodes."""
     rng = np.random.default_rng(7)
-    fresh = make_nodes(real, rng, FRESH, NIGHT)
-    truth = np.array([margins.of(node, NIGHT)[0] for node in fresh])
+    every = make_nodes(real, rng, fresh, NIGHT)
+    truth = np.array([margins.of(node, NIGHT)[0] for node in every])
     held = np.zeros((len(LOSSES), 2))
     for _ in range(sets):
         made = make_nodes(real, rng, NODES, LAUNCHES)
@@ -108,15 +109,15 @@ def cover(real: Real, margins: Margins, sets: int) -> Iterator[str]:
         yield table_row([f"{loss:.0%}", percent(true), f"{counted:.0%}", f"{likely:.0%}"])
 
 
-def alarm(real: Real, sets: int) -> float:
-    """The share of fresh healthy nodes that tables learned from sets of nodes fail."""
+def alarm(real: Real, sets: int, fresh: int) -> float:
+    """The share of ``fresh`` healthy nodes that tables learned from sets of nodes fail."""
     rng = np.random.default_rng(11)
     shares = []
     for _ in range(sets):
         curves, _ = learn(real, make_nodes(real, rng, NODES, LAUNCHES))
         margins = make_margins(real, curves)
-        fresh = make_nodes(real, rng, FRESH // sets, LAUNCHES)
-        shares.append(np.mean([margins.of(node, LAUNCHES)[0] < 0 for node in fresh]))
+        others = make_nodes(real, rng, fresh // sets, LAUNCHES)
+        shares.append(np.mean([margins.of(node, LAUNCHES)[0] < 0 for node in others]))
     return float(np.mean(shares))
 
 
@@ -168,7 +169,7 @@ def percent(*shares: float) -> str:
     return " to ".join(f"{share:.1%}" for share in shares)
 
 
-def report(runs: int) -> str:
+def report(runs: int, fresh: int) -> str:
     real = read_real()
     made = make_nodes(real, np.random.default_rng(1), NODES, LAUNCHES)
     curves, read = learn(real, made)
@@ -182,12 +183,11 @@ def report(runs: int) -> str:
         normal = [percent(chance.normal), percent(chance.normal_lo, chance.normal_hi)]
         same.append(table_row([*says, percent(planted), f"{off:+.1f}", *normal]))
         if loss in FRESH_LOSSES:
-            fresh = plant_fresh(real, loss, runs, curves, 100 + number)
-            inside = "yes" if chance.lo <= fresh <= chance.hi else "no"
-            other.append(table_row([*says, percent(fresh), inside]))
+            share = plant_fresh(real, loss, runs, curves, 100 + number)
+            inside = "yes" if chance.lo <= share <= chance.hi else "no"
+            other.append(table_row([*says, percent(share), inside]))
         print(same[-1], file=sys.stderr)
-    sets = max(10, SETS * runs // 1000)
-    tables = max(5, TABLES * runs // 1000)
+    sets, tables = (math.ceil(number * runs / 1000) for number in (SETS, TABLES))
     return PAGE.format(
         nodes=NODES,
         launches=LAUNCHES,
@@ -202,11 +202,11 @@ def report(runs: int) -> str:
         same="\n".join(same),
         other="\n".join(other),
         sets=sets,
-        fresh=FRESH,
-        held="\n".join(cover(real, make_margins(real, curves), sets)),
+        fresh=fresh,
+        held="\n".join(cover(real, make_margins(real, curves), sets, fresh)),
         tables=tables,
         alarms=learning.FALSE_ALARMS,
-        failed=alarm(real, tables),
+        failed=alarm(real, tables, fresh),
     )
 
 
@@ -218,8 +218,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=1000, help="planted for each loss")
+    parser.add_argument("--fresh", type=int, default=20_000, help="nodes that stand for all")
     given = parser.parse_args()
-    given.output.write_text(report(given.runs))
+    given.output.write_text(report(given.runs, given.fresh))
 
 
 if __name__ == "__main__":

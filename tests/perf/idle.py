@@ -60,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", default="6,6")
     parser.add_argument("--suite", default="pr")
+    parser.add_argument("--budget", help="as of collbench ab")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     meter, go = Meter(), LocalWatch.go
@@ -70,6 +71,7 @@ def main() -> None:
 
     LocalWatch.go = counted  # type: ignore[method-assign]
     sys.argv = ["collbench", "ab", "--aa", "--suite", asked.suite, "--rounds", asked.rounds]
+    sys.argv += ["--budget", asked.budget] if asked.budget else []
     try:
         command()
     except SystemExit as end:

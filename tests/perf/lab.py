@@ -2,8 +2,8 @@
 instrument's truth.
 
 ``python tests/perf/lab.py --output reports/lab.md --runs reports/lab`` (make lab). Needs root, ip
-and tc, and a machine that is otherwise idle. Nothing here is asserted in CI: the tables say what
-was met.
+and tc, and a machine that is otherwise idle; ``--repeat .1`` makes a tenth of the calls. Nothing
+here is asserted in CI: the tables say what was met.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ GOAL, MODEL_GOAL = 0.05, 0.15
 TIE = 0.05  # of predictions that differ by less, neither is the first
 ITERS = 10
 WARMUP = 8  # connections that no case before has used carry less at first
-TRIES = 5
 # short enough to show what a message costs, and long enough that a bucket's burst is nothing beside
 # it
-PAIRS = ["sendrecv", "--sizes", "64,256,1K,2K,1M,2M,4M", "--place", "out", "--max-time", "8s"]
+PAIRS = ["sendrecv", "--sizes", "64,256,1K,2K,1M,2M,4M", "--place", "out", "--max-time"]
+PAIR_SECONDS = 8
 SUITE = """description = "What a lab of hosts measures of its links, and of the model."
 [axes]
 collectives = "sendrecv"
@@ -157,9 +157,10 @@ def measured(lab: Lab, path: Path, backend: str, *command: str) -> tuple[RunFile
     return run_file.read_file(path), busy[0]
 
 
-def suite(path: Path, text: str, **values: object) -> list[str]:
-    """The command that runs a suite kept beside its run."""
-    path.with_suffix(".toml").write_text(text.format(iters=ITERS, warmup=WARMUP, **values))
+def suite(path: Path, text: str, repeat: float, **values: object) -> list[str]:
+    """The command that runs a suite kept beside its run, with that share of the calls."""
+    iters, warmup = (math.ceil(count * repeat) for count in (ITERS, WARMUP))
+    path.with_suffix(".toml").write_text(text.format(iters=iters, warmup=warmup, **values))
     return ["run", str(path.with_suffix(".toml"))]
 
 
@@ -214,7 +215,9 @@ def model(
     return lines
 
 
-def flat(rate: int, backend: str, folder: Path) -> tuple[list[str], list[str], str]:
+def flat(
+    rate: int, backend: str, folder: Path, repeat: float, tries: int
+) -> tuple[list[str], list[str], str]:
     """Rows of the table of truth, and of the model's, and how often the fit was refused, in words
     or ""."""
     large, path = LARGE[rate], folder / f"{backend}-{rate // 10**6}.jsonl"
@@ -222,6 +225,7 @@ def flat(rate: int, backend: str, folder: Path) -> tuple[list[str], list[str], s
     whole = suite(
         path,
         SUITE,
+        repeat,
         large=large,
         whole=WHOLE,
         modelled=list(MODELLED),
@@ -231,45 +235,59 @@ def flat(rate: int, backend: str, folder: Path) -> tuple[list[str], list[str], s
     )
     with Lab(HOSTS, rate) as lab:
         run, busy = measured(lab, path, backend, *whole)
-        link, refused = fitted(lab, pairs, backend)
+        link, refused = fitted(lab, pairs, backend, repeat, tries)
+    anew = f"{refused} of {backend} at {bits(rate)}" if refused else ""
+    if link is None:
+        return truth(run, backend, rate, busy), [unfitted(f"{backend}, {bits(rate)}")], anew
     on, where = networks.Network(link), f"{backend}, {bits(rate)}: {networks.describe_link(link)}"
     predicted = [*model(run, on, where, MODELLED, WHOLE), *model(run, on, where, OPTIMAL, large)]
-    anew = f"{refused} of {backend} at {bits(rate)}" if refused else ""
     return truth(run, backend, rate, busy), predicted, anew
 
 
-def fitted(lab: Lab, path: Path, backend: str) -> tuple[networks.Link, int]:
+def unfitted(where: str) -> str:
+    """The row of the model's table where no link was found."""
+    return f"| {where}: no link found | - | - | - | - | - | not told | not told |"
+
+
+def fitted(
+    lab: Lab, path: Path, backend: str, repeat: float, tries: int
+) -> tuple[networks.Link | None, int]:
     """The link by which times are predicted, and how many runs were refused before. Ranks without
     cores of their own may wait for the kernel's next tick, with Gloo in a whole run: then the fit
-    refuses, and the run is made anew. Raises CannotRun when that does not help.
+    refuses, and the run is made anew; None after so many tries.
     """
     turn = 0
     while True:
-        measured(lab, path, backend, *PAIRS)
+        measured(lab, path, backend, *PAIRS, f"{PAIR_SECONDS * repeat:g}s")
         try:
             link, note = fit.link_from(str(path))
         except CannotRun as e:
             turn += 1
-            if turn == TRIES:
-                raise
+            if turn == tries:
+                print(f"not found: {e.message}", file=sys.stderr, flush=True)
+                return None, turn
             print(f"measured anew: {e.message}", file=sys.stderr, flush=True)
         else:
             print(note, file=sys.stderr, flush=True)
             return link, turn
 
 
-def racks(folder: Path) -> list[str]:
+def racks(folder: Path, repeat: float) -> list[str]:
     """Hosts of 1 Gb/s with an uplink of a tenth for two, by the link that flat() found."""
     rate, large = 10**9, LARGE[UPLINK]
-    link, _ = fit.link_from(str(folder / f"gloo-{rate // 10**6}-pairs.jsonl"))
+    where = f"gloo, 2 racks, uplink {bits(UPLINK)}"
+    try:
+        link, _ = fit.link_from(str(folder / f"gloo-{rate // 10**6}-pairs.jsonl"))
+    except CannotRun:
+        return [unfitted(where)]
     share = HOSTS // RACKS
     with Lab(HOSTS, rate, RACKS, UPLINK) as lab:
         path = folder / "racks.jsonl"
         run, _ = measured(
-            lab, path, "gloo", *suite(path, RACK_SUITE, large=large, racked=list(RACKED))
+            lab, path, "gloo", *suite(path, RACK_SUITE, repeat, large=large, racked=list(RACKED))
         )
     tree = networks.FatTree(link, share, share * rate / UPLINK)
-    return model(run, tree, f"gloo, 2 racks, uplink {bits(UPLINK)}", RACKED, large)
+    return model(run, tree, where, RACKED, large)
 
 
 def bits(rate: int) -> str:
@@ -336,15 +354,19 @@ def main() -> None:
     parser.add_argument(
         "--backends", default="gloo,mpi" if importlib.util.find_spec("mpi4py") else "gloo"
     )
+    parser.add_argument("--repeat", type=float, default=1.0)
+    parser.add_argument("--tries", type=int, default=5, help="for a link that can be fitted")
     chosen = parser.parse_args()
     if reason := network.why_not():
         raise SystemExit(reason)
     chosen.runs.mkdir(parents=True, exist_ok=True)
     links = [line for rate in LARGE for line in stream(rate, 4 * LARGE[rate])]
     found = [
-        flat(rate, backend, chosen.runs) for backend in chosen.backends.split(",") for rate in LARGE
+        flat(rate, backend, chosen.runs, chosen.repeat, chosen.tries)
+        for backend in chosen.backends.split(",")
+        for rate in LARGE
     ]
-    uplink = racks(chosen.runs)
+    uplink = racks(chosen.runs, chosen.repeat)
     about = environment.gather_facts()
     page = PAGE.format(
         machine=(

@@ -5,12 +5,14 @@
 Ranks are torchrun's; for ``mpi`` they are mpirun's. In each rank the backend is opened, which
 starts the library; then blocks of collbench's sampler, of the plain loop, and of that loop again
 follow each other, of all_reduce (sum of floats, out of place). Nothing is asserted: machines
-differ. "cannot tell" stands where the plain loop differs from itself by as much.
+differ. "cannot tell" stands where the plain loop differs from itself by as much. ``--repeat .1``
+takes a tenth of the blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
@@ -168,7 +170,7 @@ def make_case(name: str, nbytes: int) -> Any:
 # one rank
 
 
-def measure_rank(word: str) -> None:
+def measure_rank(word: str, repeat: float) -> None:
     """Take the blocks of one library in this rank's process; rank 0 prints a JSON line."""
     from collbench.run.rank import cores, worker
     from collbench.run.rank.control import Store
@@ -189,7 +191,10 @@ def measure_rank(word: str) -> None:
         opened = Opened(backend, place.rank, place.n)
         found = {
             "library": backend.library,
-            "rows": [measure_size(opened, name, nbytes, control, board) for nbytes in SIZES],
+            "rows": [
+                measure_size(opened, name, nbytes, math.ceil(repeat * blocks), control, board)
+                for nbytes, blocks in SIZES.items()
+            ],
         }
         if place.rank == 0:
             print("FOUND " + msgspec.json.encode(found).decode(), flush=True)
@@ -198,7 +203,9 @@ def measure_rank(word: str) -> None:
         os._exit(0)  # libraries take leave in ways of their own
 
 
-def measure_size(opened: Opened, name: str, nbytes: int, control: Any, board: Any) -> Any:
+def measure_size(
+    opened: Opened, name: str, nbytes: int, blocks: int, control: Any, board: Any
+) -> Any:
     from collbench.run.rank.calls import allocate_slots
     from collbench.run.rank.measure import Sampler, Sync
 
@@ -211,7 +218,6 @@ def measure_size(opened: Opened, name: str, nbytes: int, control: Any, board: An
     sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(opened.rank))
     sync = Sync("none", control, board)
     sides: dict[str, list[float]] = {side: [] for side in SIDES}
-    blocks = SIZES[nbytes]
     for turn in range(3 * blocks + 3):
         side = SIDES[(turn + turn // 3) % 3]
         control.barrier()
@@ -237,9 +243,9 @@ def time_calls(call: Action) -> np.ndarray:
 # all libraries
 
 
-def run_library(word: str) -> dict[str, Any]:
+def run_library(word: str, repeat: float) -> dict[str, Any]:
     """What ranks of a launcher say of one library."""
-    script = [str(Path(__file__).resolve()), "--rank", word]
+    script = [str(Path(__file__).resolve()), "--rank", word, "--repeat", str(repeat)]
     if word == "mpi":
         command = [find_mpirun(), "-n", str(RANKS), sys.executable, *script]
     else:
@@ -262,7 +268,7 @@ def judge(row: dict[str, Any]) -> str:
     return "cannot tell" if abs(again - bare) > allowed else "no"
 
 
-def make_report(words: list[str]) -> str:
+def make_report(words: list[str], repeat: float) -> str:
     facts = environment.gather_facts()
     head = (
         f"{facts['cpu'].get('model')}, {cpus.core_count()} cores, {datetime.now(UTC):%Y-%m-%d};"
@@ -280,7 +286,7 @@ def make_report(words: list[str]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for word in words:
-        told = run_library(word)
+        told = run_library(word, repeat)
         for row in told["rows"]:
             times = " | ".join(f"{row[side] / 1e3:.2f} us" for side in SIDES)
             lines.append(f"| {told['library']} | {row['nbytes']} B | {times} | {judge(row)} |")
@@ -293,10 +299,11 @@ def main() -> None:
     parser.add_argument("backends", nargs="*", default=["gloo"])
     parser.add_argument("--rank", help="be a rank, of this backend")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--repeat", type=float, default=1.0)
     asked = parser.parse_args()
     if asked.rank:
-        return measure_rank(asked.rank)
-    report = make_report(asked.backends)
+        return measure_rank(asked.rank, asked.repeat)
+    report = make_report(asked.backends, asked.repeat)
     if asked.output:
         asked.output.write_text(report)
     print(report)

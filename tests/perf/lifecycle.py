@@ -36,10 +36,7 @@ from collbench.show.document import Document
 
 RANKS, LIMIT = 3, 30
 WAYS = ("rebuild", NOTIFIED)
-LIVES = {
-    "gloo": ("-g", "2", "--backend", "gloo", "--groups", "1,4,16", "--sizes", "1K,1M"),
-    "mpi": ("-g", "2", "--backend", "mpi", "--groups", "1,4,16", "--sizes", "1K,1M"),
-}
+LIVES = ("gloo", "mpi")
 
 
 def run_command(*arguments: str, output: Path) -> None:
@@ -51,7 +48,7 @@ def run_command(*arguments: str, output: Path) -> None:
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
-def make_runs(folder: Path, kills: int) -> None:
+def make_runs(folder: Path, kills: int, groups: str, launches: int) -> None:
     """The runs that are lacking: lives, and kills of each rank by turns."""
     share = math.ceil(kills / len(WAYS) / 2)
     for victim in (0, 1):
@@ -74,8 +71,10 @@ def make_runs(folder: Path, kills: int) -> None:
             str(victim + 1),
             output=folder / f"kill-{victim}.jsonl",
         )
-    for name, arguments in LIVES.items():
-        run_command(*arguments, output=folder / f"life-{name}.jsonl")
+    for name in LIVES:
+        life = "-g", "2", "--backend", name, "--groups", groups, "--sizes", "1K,1M"
+        life += "--launches", str(launches)
+        run_command(*life, output=folder / f"life-{name}.jsonl")
 
 
 def is_named(record: Record) -> bool:
@@ -173,12 +172,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="a multiple of 4")
+    parser.add_argument("--launches", type=int, default=6, help="of lives")
+    parser.add_argument("--groups", default="1,4,16", help="numbers of groups, of lives")
     parser.add_argument("--as-they-are", action="store_true", help="make no run that is lacking")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
     if not given.as_they_are:
-        make_runs(given.runs, given.kills)
+        make_runs(given.runs, given.kills, given.groups, given.launches)
     killed = [run_file.read_file(path) for path in sorted(given.runs.glob("kill-*.jsonl"))]
     lines, silent = describe_losses(killed, given.kills)
     busy = max((load.busy for f in killed for load in f.run.load.values()), default=0.0)

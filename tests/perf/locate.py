@@ -24,7 +24,7 @@ from collbench.features.health.locate import search as locate
 from collbench.features.health.locate.search import Group, Rules
 from collbench.run.backends._model import TEN_GIGABIT
 
-HOSTS, FAULTS, TRIALS, BUDGET = 232, range(7), 200, 80
+HOSTS, FAULTS, BUDGET = 232, range(7), 80
 SIZE = 4 << 20  # bytes a host sends to its neighbour, as `collbench locate` has it
 NOISES = (
     (0.02, 0.01),
@@ -91,8 +91,8 @@ def trial(
     )
 
 
-def row(faults: int, noise: float, odd: float) -> str:
-    found = [trial(HOSTS, faults, noise, odd, seed) for seed in range(TRIALS)]
+def row(faults: int, noise: float, odd: float, trials: int) -> str:
+    found = [trial(HOSTS, faults, noise, odd, seed) for seed in range(trials)]
     every = sum(outcome.found == faults for outcome in found)
     tests, rounds = (
         sorted(getattr(outcome, name) for outcome in found) for name in ("tests", "rounds")
@@ -115,7 +115,7 @@ PAGE = f"""# Group testing on simulated hosts
 
 {HOSTS} hosts, of which some reach {" or ".join(f"{depth:.0%}" for depth in DEPTHS)} of what the
 others do, found by the search of `collbench locate` within a budget of {BUDGET} tests. A test is
-one group's measurement; the groups of a round are disjoint and measured at once. {TRIALS} seeded
+one group's measurement; the groups of a round are disjoint and measured at once. {{trials}} seeded
 clusters a row. What a group reaches is what sendrecv around it of {SIZE >> 20} MiB a host takes in
 the model's network (10 Gb/s; a message is as slow as the slower of two ports), times a normal
 error (first figure); besides, some tests (second figure) lose {DISTURBED[0]:.0%} to
@@ -135,8 +135,10 @@ clusters.
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
-    lines = [row(faults, *noise) for noise in NOISES for faults in FAULTS]
-    parser.parse_args().output.write_text(PAGE.format(lines="\n".join(lines)))
+    parser.add_argument("--trials", type=int, default=200, help="clusters a row")
+    given = parser.parse_args()
+    lines = [row(faults, *noise, given.trials) for noise in NOISES for faults in FAULTS]
+    given.output.write_text(PAGE.format(trials=given.trials, lines="\n".join(lines)))
 
 
 if __name__ == "__main__":

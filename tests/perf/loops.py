@@ -3,11 +3,13 @@ turns.
 
 Both loops start from the same alignment and use the same buffers and library call; what may differ
 is what the measuring adds. The result, one JSON line, holds medians over blocks of the blocks'
-medians of the slowest rank, in ns.
+medians of the slowest rank, in ns. ``--repeat .1`` takes a tenth of the blocks.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import statistics
 import time
 from functools import partial
@@ -40,13 +42,16 @@ SIZE = 20
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=float, default=1.0)
+    repeat = parser.parse_args().repeat
     member = join.detect_launcher()
     assert member is not None
     with join.hold_meeting(member, 60) as meeting:
-        measure(member, Store(meeting.connection))
+        measure(member, Store(meeting.connection), repeat)
 
 
-def measure(member: Membership, store: Store) -> None:
+def measure(member: Membership, store: Store, repeat: float) -> None:
     place = worker.Place(*member[1:], launcher=member.launcher)
     control = worker.connect_control(place, store)
     board = join.shared_board(member, control)
@@ -79,7 +84,7 @@ def measure(member: Membership, store: Store) -> None:
             "all_to_all": partial(dist.all_to_all_single, recv, send, group=group),
         }[collective]
         sides: dict[str, list[float]] = {"ours": [], "bare": [], "again": []}
-        for turn in range(3 * blocks + 3):
+        for turn in range(3 * math.ceil(repeat * blocks) + 3):
             side = ("ours", "bare", "again")[(turn + turn // 3) % 3]
             if side == "ours":
                 samples = sampler.take(SIZE, sync)

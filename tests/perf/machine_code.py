@@ -92,14 +92,14 @@ class Code(msgspec.Struct, frozen=True):
     barriers: int
 
 
-def inside() -> list[Code]:
+def inside(architectures: Sequence[int]) -> list[Code]:
     """All kernels of the collbench that can be imported here."""
     import compiled
 
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
-            for architecture in ARCHITECTURES:
+            for architecture in architectures:
                 asm = compiled.compiled(kind, architecture).asm
                 sass = compiled.disassembled(asm["cubin"], Path(folder), "-sass")
                 registers, spilled = compiled.usage(asm["cubin"], Path(folder))
@@ -141,7 +141,7 @@ def steps(ttir: str) -> dict[str, int]:
     }
 
 
-def of(revision: str) -> list[Code]:
+def of(revision: str, architectures: Sequence[int]) -> list[Code]:
     """What a process of its own finds in this revision."""
     with tempfile.TemporaryDirectory() as folder:
         if revision:
@@ -152,7 +152,7 @@ def of(revision: str) -> list[Code]:
                 files.extractall(folder, filter="data")
         path = folder if revision else str(ROOT)
         done = subprocess.run(
-            [sys.executable, __file__, "--inside"],
+            [sys.executable, __file__, "--inside", "--architectures", *map(str, architectures)],
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             check=True,
@@ -180,11 +180,13 @@ def data(name: str, found: Sequence[Code]) -> Iterator[str]:
 
 
 def ordered(name: str, found: Sequence[Code]) -> Iterator[str]:
-    for architecture, gpu in ARCHITECTURES.items():
+    for architecture in dict.fromkeys(code.architecture for code in found):
         mine = [code for code in found if code.architecture == architecture]
         most = [max(code.before[what] for code in mine) for what in ("look", "data", "release")]
         where = "its own memory" if mine[0].pushed else "its peers' memory"
-        yield row(name, gpu, *most, where, max(code.barriers for code in mine))
+        yield row(
+            name, ARCHITECTURES[architecture], *most, where, max(code.barriers for code in mine)
+        )
 
 
 def table(heads: Sequence[str], lines: Iterator[str]) -> str:
@@ -200,11 +202,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--architectures", type=int, nargs="+", choices=ARCHITECTURES, default=[*ARCHITECTURES]
+    )
     chosen = parser.parse_args()
     if chosen.inside:
-        sys.stdout.buffer.write(msgspec.json.encode(inside()))
+        sys.stdout.buffer.write(msgspec.json.encode(inside(chosen.architectures)))
         return
-    found = {name: of(revision) for name, revision in TREES.items()}
+    found = {name: of(revision, chosen.architectures) for name, revision in TREES.items()}
     about = f"Triton {metadata.version('triton')}, {datetime.now(UTC):%Y-%m-%d}"
     first, second, _ = TREES.values()
     text = PAGE.format(

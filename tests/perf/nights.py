@@ -29,7 +29,7 @@ from collbench.features.health.history.nights import Night, Series, launches_of,
 from collbench.features.health.history.outlook import make_outlook
 from collbench.suite.case import Case
 
-CHUNK = 100  # trials with a seed of their own
+CHUNK = 100  # trials with a seed of their own, or all if there are fewer
 COLLECTIVES, STEP, NIGHT, BAND = (
     ("all_reduce", "all_gather", "reduce_scatter"),
     0.05,
@@ -42,18 +42,19 @@ def shares(
     pool: ProcessPoolExecutor, setting: Setting, rule: str, trials: int
 ) -> tuple[float, float, float]:
     """The share flagged, its standard error, the median delay in nights."""
-    seeds = range(math.ceil(trials / CHUNK))
+    chunk = min(CHUNK, trials)
+    seeds = range(math.ceil(trials / chunk))
     work = (
         partial(watched.flagged, setting, RULES[rule]) if rule else partial(watched.agreed, setting)
     )
-    found = [delay for each in pool.map(partial(_seeded, work), seeds) for delay in each]
-    share = len(found) / (len(seeds) * CHUNK)
+    found = [delay for each in pool.map(partial(_seeded, work, chunk), seeds) for delay in each]
+    share = len(found) / (len(seeds) * chunk)
     error = math.sqrt(max(share * (1 - share), 1 / trials) / trials)
     return share, error, float(np.median(found)) if found else math.nan
 
 
-def _seeded(work: partial[list[int]], seed: int) -> list[int]:
-    return work(CHUNK, seed)
+def _seeded(work: partial[list[int]], chunk: int, seed: int) -> list[int]:
+    return work(chunk, seed)
 
 
 def table(pool: ProcessPoolExecutor, trials: int) -> Iterator[str]:
@@ -159,7 +160,8 @@ def steps(pool: ProcessPoolExecutor, trials: int) -> Iterator[str]:
 
 
 def report(repeat: float) -> Iterator[str]:
-    trials, histories = math.ceil(2000 * repeat / CHUNK) * CHUNK, math.ceil(300 * repeat)
+    trials, histories = math.ceil(2000 * repeat), math.ceil(300 * repeat)
+    trials = math.ceil(trials / CHUNK) * CHUNK if trials > CHUNK else trials
     with ProcessPoolExecutor() as pool:
         yield "# Nights: how often the rules err\n"
         yield (

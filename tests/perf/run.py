@@ -1,13 +1,15 @@
 """Ratios of collbench against the plainest thing that does the same, each pair interleaved in one
 session.
 
-``python tests/perf/run.py --output reports/perf.md`` (make perf). Nothing here is asserted in CI:
+``python tests/perf/run.py --output reports/perf.md`` (make perf); ``--repeat .1`` takes a tenth of
+the rounds, blocks and cases. Nothing here is asserted in CI:
 machines differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
@@ -64,10 +66,10 @@ def at_most(goal: float, ratio: float) -> str:
     return f"<= {goal:g} x: {'yes' if ratio <= goal else 'no'}"
 
 
-def help_page() -> list[str]:
+def help_page(repeat: float) -> list[str]:
     script = str(Path(PYTHON).parent / "collbench")
     ours, bare = interleaved(
-        20,
+        math.ceil(20 * repeat),
         lambda: seconds([script, "--help"]),
         lambda: seconds([PYTHON, "-c", "import typer, rich"]),
     )
@@ -77,7 +79,7 @@ def help_page() -> list[str]:
     ]
 
 
-def start() -> list[str]:
+def start(repeat: float) -> list[str]:
     options = (  # as many calls as the script makes
         "--sizes 1K -g 8 --place out -n 20 -w 1 --no-save"
     )
@@ -90,13 +92,15 @@ def start() -> list[str]:
         "8",
         str(HERE / "minimal.py"),
     ]
-    ours, bare = interleaved(3, lambda: first_row(sweep), lambda: first_row(script))
+    ours, bare = interleaved(
+        math.ceil(3 * repeat), lambda: first_row(sweep), lambda: first_row(script)
+    )
     against = f"minimal all-reduce under `torchrun --nproc-per-node 8`: {bare:.1f} s"
     goal = at_most(START_GOAL, ours / bare)
     return [f"| first row, `-g 8` | {ours:.1f} s | {against} | {ours / bare:.2f} x | {goal} |"]
 
 
-def loops() -> list[str]:
+def loops(repeat: float) -> list[str]:
     """The timed loop against a hand-written one on the same buffers, and the hand-written one
     against itself."""
     script = [
@@ -106,6 +110,8 @@ def loops() -> list[str]:
         "--nproc-per-node",
         "2",
         str(HERE / "loops.py"),
+        "--repeat",
+        str(repeat),
     ]
     done = subprocess.run(script, check=True, capture_output=True, text=True)
     lines = []
@@ -123,7 +129,8 @@ def loops() -> list[str]:
     return lines
 
 
-def recording(cases: int = 10_000, samples: int = 200, ranks: int = 8) -> list[str]:
+def recording(repeat: float) -> list[str]:
+    cases, samples, ranks = math.ceil(10_000 * repeat), 200, 8
     case = Case(collective="all_reduce", backend="gloo", n=ranks, nbytes=1 << 20, op="sum")
     times = list(range(1_000_000, 1_000_000 + samples))
     record = Record(case=case, status="ok", times_ns=times, per_rank=[times] * ranks, skew_ns=times)
@@ -149,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--only", default="help_page,start,loops,recording")
+    parser.add_argument("--repeat", type=float, default=1.0)
     chosen = parser.parse_args()
     about = environment.gather_facts()
     lines = [
@@ -166,7 +174,7 @@ def main() -> None:
         "|---|---|---|---|---|",
     ]
     for name in chosen.only.split(","):
-        lines += globals()[name]()
+        lines += globals()[name](chosen.repeat)
         print(lines[-1], file=sys.stderr)
     chosen.output.write_text("\n".join(lines) + "\n")
 

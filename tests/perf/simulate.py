@@ -1,11 +1,13 @@
 """How fast large worlds are simulated: seconds and peak memory of a process each, schedule and
 imports included.
 
-``python tests/perf/simulate.py`` prints a table. Nothing here is asserted in CI: machines differ.
+``python tests/perf/simulate.py`` prints a table; ``--only ring`` has only its rows. Nothing
+here is asserted in CI: machines differ.
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
 import subprocess
 import sys
@@ -37,11 +39,20 @@ def one(collective: str, algorithm: str, n: int, network: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="rows of algorithms whose names begin so")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # one row, in this process
+    given = parser.parse_args()
+    if given.one:
+        collective, algorithm, n, network = given.one
+        return one(collective, algorithm, int(n), network)
     print("| schedule | ranks | network | predicted | simulated in | peak memory | aim |")
     print("|---|--:|---|--:|--:|--:|---|")
     for collective, algorithm, n, network, aim in CASES:
+        if not algorithm.startswith(given.only):
+            continue
         done = subprocess.run(
-            [sys.executable, __file__, collective, algorithm, str(n), network],
+            [sys.executable, __file__, "--one", collective, algorithm, str(n), network],
             capture_output=True,
             text=True,
             check=True,
@@ -50,7 +61,8 @@ def main() -> None:
             f"| {collective} {algorithm} | {n:,} | {network} | {done.stdout.strip()} | {aim} |",
             flush=True,
         )
+    return None
 
 
 if __name__ == "__main__":
-    main() if len(sys.argv) == 1 else one(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main()

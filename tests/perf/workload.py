@@ -31,7 +31,7 @@ from collbench.features.training import models
 from collbench.records import run_file
 from collbench.records.paired import estimate_shift
 
-RANKS, STEPS, SETTLED = 2, 8, 2
+RANKS, SETTLED = 2, 2
 LAYERS, PART = 2, 64
 STEP = {
     "ddp": ["ddp:gpt2-124m"],
@@ -111,14 +111,14 @@ def fsdp2(talks: Talks) -> nn.Module:
     return whole
 
 
-def rank(kind: str) -> None:
+def rank(kind: str, steps: int) -> None:
     """A rank of torch's: the times of steps with and without communication, at rank 0."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     talks = Talks()
     model = {"ddp": ddp, "fsdp2": fsdp2}[kind](talks)
     times: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(STEPS + SETTLED):
+    for number in range(steps + SETTLED):
         for talks.on in (True, False)[:: -1 if number % 2 else 1]:
             dist.barrier()
             began = time.perf_counter()
@@ -134,7 +134,7 @@ def rank(kind: str) -> None:
     os._exit(0)  # FSDP2's threads would abort
 
 
-def theirs(kind: str) -> float:
+def theirs(kind: str, steps: int) -> float:
     """Seconds of communication in torch's own step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
     command += [
@@ -145,6 +145,8 @@ def theirs(kind: str) -> float:
         __file__,
         "--rank",
         kind,
+        "--steps",
+        str(steps),
     ]
     done = subprocess.run(
         command,
@@ -157,12 +159,12 @@ def theirs(kind: str) -> float:
     return found["step"] - found["silent"]
 
 
-def ours(kind: str) -> float:
+def ours(kind: str, steps: int) -> float:
     """Seconds of communication in the step that collbench plays."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.jsonl"
         command = [sys.executable, "-m", "collbench", "workload", *STEP[kind], "-g", str(RANKS)]
-        command += ["--backend", "gloo", "--compute", "none", "-n", str(STEPS)]
+        command += ["--backend", "gloo", "--compute", "none", "-n", str(steps)]
         subprocess.run([*command, "--output", str(path)], check=True, stdout=subprocess.DEVNULL)
         (record,) = [r for r in run_file.read_file(path).records if r.case.collective == "step"]
     return statistics.median(record.times_ns) / 1e9
@@ -172,37 +174,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rank", choices=STEP)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=8, help="of a round")
+    parser.add_argument("--only", choices=STEP, nargs="+", default=[*STEP])
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     if asked.rank:
-        return rank(asked.rank)
+        return rank(asked.rank, asked.steps)
     lines = [
         "# Steps as collbench plays them beside torch's own",
         "",
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch"
         f" {torch.__version__}, Gloo on loopback, {RANKS} ranks. `python tests/perf/workload.py"
         f" --rounds {asked.rounds}`: {asked.rounds} rounds of both in turns, each with its own"
-        f" ranks;"
-        f" medians of {STEPS} steps each; communication alone, whose time is the median of torch's"
-        " steps less the median of as many with their collectives left out, each of the two first"
-        " in turns. The ratio is ours over torch's, round by round (Hodges and Lehmann, signed"
-        " ranks, 95 %).",
+        f" ranks; medians of {asked.steps} steps each; communication alone, whose time is the"
+        " median of torch's steps less the median of as many with their collectives left out, each"
+        " of the two first in turns. The ratio is ours over torch's, round by round (Hodges and"
+        " Lehmann, signed ranks, 95 %).",
         "",
         "| step | torch, ms | collbench, ms | ratio | interval |",
         "|---|--:|--:|--:|---|",
     ]
-    for kind, words in STEP.items():
+    for kind in asked.only:
         pairs = []
         for number in range(asked.rounds):
             both = [theirs, ours][:: 1 if number % 2 else -1]
-            found = {one: one(kind) for one in both}
+            found = {one: one(kind, asked.steps) for one in both}
             pairs.append((found[theirs], found[ours]))
             print(kind, number, *pairs[-1], file=sys.stderr, flush=True)
         ratios = [mine / other for other, mine in pairs]
         centre = estimate_shift(ratios)
         torchs, mine = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         lines.append(
-            f"| `{' '.join(words)}` | {torchs:.1f} | {mine:.1f} | {centre.estimate:.3f} |"
+            f"| `{' '.join(STEP[kind])}` | {torchs:.1f} | {mine:.1f} | {centre.estimate:.3f} |"
             f" [{centre.lo:.3f}, {centre.hi:.3f}] |"
         )
     text = "\n".join(lines) + "\n"
