@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 import numpy as np
-import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.features.forms.calls import Place, Side, count_wrong, make_sides
@@ -41,7 +40,7 @@ class FormTrial:
         self._beat = partial(bench.board.beat, bench.rank)
         seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
         try:
-            self._group = bench.control.open_group(job.case.backend)
+            self._group = bench.control.keep_group(job.case.backend)
         except (RuntimeError, ValueError, AssertionError) as e:
             raise CannotRun(
                 f"torch.distributed opens no group of {job.case.backend}: {first_line(e)}",
@@ -86,12 +85,6 @@ class FormTrial:
 
     def run(self) -> Steps[Sequence[CaseOutcome]]:
         """The outcomes of both forms, at rank 0; with a pause before each block."""
-        try:
-            return (yield from self._measure())
-        finally:
-            dist.destroy_process_group(self._group)
-
-    def _measure(self) -> Steps[Sequence[CaseOutcome]]:
         self._enter(Phase.CHECKING)
         if self._bench.common:
             self._bench.common.refresh()

@@ -58,6 +58,7 @@ class TransferTrial:
         self._job = msgspec.structs.replace(job, inner=inner)
         self._beat = partial(bench.board.beat, bench.rank)
         phases = list_own(self._transfer, bench.rank)
+        self._in_a_round = sum(map(len, self._transfer.phases))
         self._own = [message for phase in phases for message in phase]
         self._buffers = self._allocate()
         self._checkers = {length: self._make_checker(length) for length in self._lengths()}
@@ -129,7 +130,7 @@ class TransferTrial:
 
     def _key(self, message: Transmission) -> int:
         """What a message's data are drawn by: no two are alike, nor those of two fillings."""
-        return self._fillings << 32 | message.number
+        return self._fillings * self._in_a_round + message.number
 
     def _check(self, when: str) -> Sequence[CaseOutcome]:
         """The outcome if any rank has received anything else than was sent, else nothing."""

@@ -116,9 +116,10 @@ class Checker:
             else 0
         )
         tables, pieces = payload.make_tables(case, seed), self.receives or ()
-        self._send = self._on(device, tables.send(rank), self.sends)
+        longest = max(sum(piece.length for piece in side) for side in (self.sends, pieces))
+        self._send = self._on(device, tables.send(rank), longest)
         self._expected = {
-            ranks: self._on(device, tables.expected(ranks), pieces)
+            ranks: self._on(device, tables.expected(ranks), longest) if ranks else self._send
             for ranks in {piece.ranks for piece in pieces}
         }
 
@@ -193,11 +194,9 @@ class Checker:
             )
         return buffer.view(self.bits)
 
-    def _on(
-        self, device: torch.device | str, table: payload.Array, pieces: Sequence[Piece]
-    ) -> _Windows:
-        bits = torch.from_numpy(table.view(f"i{self.case.type.size}").copy()).to(device)
-        return _Windows(bits, sum(piece.length for piece in pieces))
+    def _on(self, device: torch.device | str, table: payload.Array, length: int) -> _Windows:
+        bits = table.view(f"i{self.case.type.size}").copy()
+        return _Windows(torch.from_numpy(bits).to(device), length)
 
 
 def _count_set(mask: torch.Tensor) -> torch.Tensor:

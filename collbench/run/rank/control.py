@@ -43,6 +43,7 @@ class Control:
         self.groups: Groups = (range(n),)
         self.number = 0  # of these, this one
         self._group: Any = None
+        self._kept: dict[str, Any] = {}  # process groups by backend
         self._token_out = torch.zeros(1, dtype=torch.int32)
         self._token_in = torch.zeros(1, dtype=torch.int32)
 
@@ -88,6 +89,14 @@ class Control:
             dist.new_group(list(members), backend=backend, timeout=LONG) for members in self.groups
         ]
         return groups_made[self.number]
+
+    def keep_group(self, backend: str) -> Any:
+        """The process group of ``backend`` that is opened once and stays open: where one goes,
+        torch 2.6 can wait for ever, holding Python's lock, for a thread of the group that wants
+        it."""
+        if backend not in self._kept:
+            self._kept[backend] = self.open_group(backend)
+        return self._kept[backend]
 
     def leave(self) -> None:
         """Done with a group's; the world's stays."""

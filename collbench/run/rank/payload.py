@@ -3,10 +3,10 @@ order of reduction.
 
 T scenarios are drawn from a seed; each is one worked example: a value for every rank and, brute
 force, the result of reducing them. The elements of a window play a slice of one long row of random
-scenarios, from a place that is hashed of seed, slot, stream and the window's number: so filling a
-buffer and knowing the expected result are both a copy, any slice can be made on any rank alone, and
-every element depends on its index. In reductions all ranks play the same scenario at the same
-index; copies draw on a stream per sending rank.
+scenarios, from a place that depends on seed, slot, stream and the window's number: so filling a
+buffer and knowing the expected result are both a copy or a table look-up, any slice can be made on
+any rank alone, and every element depends on its index. In reductions all ranks play the same
+scenario at the same index; copies draw on a stream per sending rank.
 
 Why results are exact. sum: a scenario's values are integers times one power of two, positives and
 negatives each bounded by the significand, so no partial sum in any order is ever rounded, nor does
@@ -72,9 +72,12 @@ def list_places() -> NDArray[np.int32]:
 
 
 def find_place(seed: int, slot: int, stream: int, window: int) -> int:
-    """Where a window's slice of ``list_places()`` begins, below ``WINDOW``: alike for one pair of
-    windows in 262,144."""
-    return _window_key(seed, slot, stream, window) % WINDOW
+    """Where a window's slice of ``list_places()`` begins, below ``WINDOW``: for one seed no two are
+    alike among 262,144 slots, nor among 64 slots of 64 streams of 31 windows or fewer."""
+    at = (_window_key(seed) + window + stream * 118_287 + slot * 124_049) % WINDOW
+    for factor in (0x2C1B5, 0x19D4B):  # mixed, one to one
+        at = (at ^ at >> 9) * factor % WINDOW
+    return at ^ at >> 9
 
 
 def list_scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:

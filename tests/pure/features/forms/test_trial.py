@@ -70,7 +70,7 @@ def test_a_first_call_is_neither_filling_nor_comparing(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         trial.FormTrial, "_make_outcome", lambda self, index, measured, first: first
     )
-    steps = make_trial(clock)._measure()
+    steps = make_trial(clock).run()
     next(steps)
     with pytest.raises(StopIteration) as end:
         next(steps)
