@@ -30,7 +30,7 @@ MATRIX ?= .venv-matrix
 PYTHONS ?= 3.11,3.12,3.13
 TORCHES ?= oldest,pinned,newest
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
-# some images forbid it; then each process of a test compiles all that it imports again
+# where .pyc files are disabled, each process of a test compiles all that it imports
 export PYTHONDONTWRITEBYTECODE =
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
@@ -140,7 +140,7 @@ matrix:  ## weekly: the wheel on each Python that is here beside old and new tor
 	$(PYTHON) tests/install/matrix.py $(MATRIX) --pythons $(PYTHONS) --torches $(TORCHES) \
 	  --page collbench/cli/pages/limits.md
 
-recordings: libraries  ## reports/runs measured anew, but for libraries and advice-slow-links (10 minutes, nothing beside)
+recordings: libraries  ## reports/runs measured anew, but for libraries and advice-slow-links (10 minutes, on an idle machine)
 	cd reports/runs && PATH="$(abspath $(BIN)):$$PATH" && \
 	collbench run algorithms --max-time 0.5s --output algorithms/algorithms.jsonl && \
 	collbench sendrecv --backend gloo -g 2 --sizes 1K,64K,4M --place out --max-time 0.5s --output algorithms/sendrecv.jsonl && \

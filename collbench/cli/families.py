@@ -18,7 +18,9 @@ Root = Annotated[int, Option("-r", "--root", min=0, help="Root rank.")]
 RUN_NAMES = Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
 Runs = Annotated[list[str] | None, RUN_NAMES]
 Ranks = Annotated[str, make_option("ranks", "Number of ranks. Default: all GPUs, else all cores.")]
-WorldSizes = Annotated[str, make_option("ranks", "Numbers of ranks. Default: 2, or a launcher's.")]
+WorldSizes = Annotated[
+    str, make_option("ranks", "Rank counts, as 2,4. Default: 2, or the launcher's.")
+]
 Backend = Annotated[
     str,
     Option(

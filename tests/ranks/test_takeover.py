@@ -266,7 +266,7 @@ GARBLED = ("cut", "empty", "no dict", "no literal", "unhashable", "another kind"
 def test_a_request_that_cannot_be_read_gets_no_server(tmp_path: Path, how: str) -> None:
     (tmp_path / "request").write_text(garble(repr(warden.gather_request()), how))
     fd = os.open(tmp_path / "request", os.O_RDONLY)
-    with pytest.raises(ValueError, match="a warden's request cannot be read"):
+    with pytest.raises(ValueError, match="the launcher's request cannot be read"):
         takeover.read_request(fd)
     assert local.MpiServer("no-such-python").find_server(fd, True) is None
     os.close(fd)

@@ -164,7 +164,9 @@ class Adopted:
         try:
             request = takeover.read_request(self._request)
             if len(fds) != 2 + len(request["descriptors"]):
-                raise ValueError(f"a warden's message is cut: {len(fds)} open files came with it")
+                raise ValueError(
+                    f"the launcher's request is cut: {len(fds)} open files came with it"
+                )
         except (OSError, ValueError) as e:
             print_message(f"rank {self.rank} is started anew: {e}")
             _leave_to_warden(self.socket, e)

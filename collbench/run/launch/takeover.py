@@ -50,7 +50,7 @@ def read_request(fd: int) -> Request:
     try:
         return msgspec.convert(ast.literal_eval(os.pread(fd, size, 0).decode()), Request)
     except (SyntaxError, ValueError, TypeError, msgspec.ValidationError) as e:
-        raise ValueError(f"a warden's request cannot be read: {first_line(e)}") from e
+        raise ValueError(f"the launcher's request cannot be read: {first_line(e)}") from e
 
 
 def select_shared(environ: Settings) -> dict[bytes, bytes]:

@@ -27,7 +27,7 @@ def describe_row(row: Advice, day: str) -> str:
     day."""
     gain, lo, hi = row.gain
     if not all(each.launches for each in row.gains):
-        return plain_line(f"{_describe_place(row)}, proposed by short launches, not verified")
+        return plain_line(f"{_describe_place(row)}, proposed from short launches, not verified")
     return plain_line(
         f"{_describe_place(row)}, {gain:.1%} less time [{lo:.1%}, {hi:.1%}],"
         f" {_describe_launches(row, day)}"

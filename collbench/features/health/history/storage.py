@@ -321,7 +321,7 @@ def _refuse_large_file(file: str) -> None:
     """Raises UsageError for a file of over 4 GiB, which is hardly a history."""
     if os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
         raise UsageError(
-            f"{file} is larger than 4 GiB, more than a history may be",
+            f"{file} is larger than 4 GiB, the limit of a history",
             "begin another: collbench history add RUNS --history NEW.sqlite; the levels kept in"
             " files go there by collbench history baseline load FILE --history NEW.sqlite",
         )
@@ -336,7 +336,7 @@ def _find_file(text: str) -> str:
     path = text.removeprefix("sqlite:///")
     if "?" in path and (path != text or text.startswith("file:")):
         raise UsageError(
-            "a history's URL has options, from its question mark on, and none is known",
+            "a history's URL takes no options, which begin at its question mark",
             "leave them out; a file that has a question mark in its name is given by its path"
             " alone, as in --history 'a?.sqlite'",
         )

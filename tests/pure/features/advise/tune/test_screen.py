@@ -308,7 +308,7 @@ def test_what_is_proposed_claims_no_launches_and_no_interval(measured: Any) -> N
     medians = screen.list_medians(run(), is_same_order=False)
     (row,) = propose.propose_rows(medians, Tiny(), "gloo", {}, OPENMPI)
     text = describe_row(row, "2026-11-29")
-    assert text.endswith(f"{row.name}, proposed by short launches, not verified")
+    assert text.endswith(f"{row.name}, proposed from short launches, not verified")
     assert "inf" not in text and "a side" not in text
 
 
