@@ -19,7 +19,7 @@ RUN_NAMES = Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a f
 Runs = Annotated[list[str] | None, RUN_NAMES]
 Ranks = Annotated[str, make_option("ranks", "Number of ranks. Default: all GPUs, else all cores.")]
 WorldSizes = Annotated[
-    str, make_option("ranks", "Rank counts, as 2,4. Default: 2, or the launcher's.")
+    str, make_option("ranks", "Rank counts: 2,4. Default: 2, or the launcher's.")
 ]
 Backend = Annotated[
     str,
