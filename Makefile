@@ -147,7 +147,7 @@ recordings: libraries  ## reports/runs measured anew, but for libraries and advi
 	home=$$(mktemp -d) && \
 	{ COLLBENCH_HOME=$$home collbench ab --suite ring-or-one-shot/suite.toml --base algo:ring --head algo:one_shot || \
 	  [ $$? = 1 ]; } && \
-	rm ring-or-one-shot/*.jsonl && mv $$home/runs/*.jsonl ring-or-one-shot/ && rm -r $$home && \
+	for side in base head; do mv $$home/runs/*-$$side.jsonl ring-or-one-shot/$$side.jsonl; done && rm -r $$home && \
 	collbench workload fsdp2:llama3-8b --layers 2 --scale 1/64 -g 2 --compute sleep --tflops 2 -n 50 --output training-step/fsdp2.jsonl && \
 	collbench workload ddp:gpt2-124m --scale 1/16 -g 2 --compute sleep --tflops 1 --blame -n 40 --output training-step/ddp.jsonl && \
 	(cd recorded-job && torchrun --nproc-per-node 2 train.py && mv trace/rank-*.jsonl . && rmdir trace) && \

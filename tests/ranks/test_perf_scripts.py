@@ -40,7 +40,7 @@ in_place = true
 [policy]
 max_seconds = "0.02s"
 """
-RECORDED = "reports/runs/ring-or-one-shot/20261121-103326-suite-7f6a-base.jsonl"
+RECORDED = "reports/runs/ring-or-one-shot/base.jsonl"
 
 
 class Form(NamedTuple):

@@ -307,9 +307,11 @@ def test_a_rank_whose_request_is_garbled_says_so_and_is_left_to_its_warden(
     with ours:
         answer = ours.recv(4096)
     assert os.waitpid(pid, 0) == (pid, 0)
-    assert answer.startswith(b"fresh: a warden's ")
+    assert answer.startswith(b"fresh: the launcher's ")
     err = capfd.readouterr().err
-    assert err.startswith("collbench: rank 1 is started anew: a warden's ") and "Trace" not in err
+    assert (
+        err.startswith("collbench: rank 1 is started anew: the launcher's ") and "Trace" not in err
+    )
 
 
 class World:
