@@ -171,34 +171,31 @@ PARTS = {
     "sections.py": "a module of other scripts",
     "stream.py": "lab.py runs it",
 }
-# of parameters, by the time that they take
-SLOW = (
-    *("advice", "advice-1", "advice-2", "advice_lab", "anchors", "arrival", "arrival-1", "faults"),
-    *("fleet", "idle", "libraries", "libraries-1", "machine_code", "mpi_native"),
-    *("order", "p2p", "p2p-1", "recording", "replay", "run", "run-1", "ssh", "gpu"),
-)
-LONG = (
-    "ab",
-    "ab_hosts",
-    "cadence",
-    "confusion",
-    "executors",
-    "lab",
-    "lifecycle",
-    "steps",
-    "wire",
-    "workload",
+# forms that take less than seven seconds
+QUICK = (
+    "advice",
+    "advice-1",
+    "faults",
+    "fleet_skew",
+    "fuzz",
+    "gate_power",
+    "gpu",
+    "guidelines",
+    "judging",
+    "locate",
+    "nights",
+    "report",
+    "simulate",
 )
 
 
 def name_forms() -> Iterator[object]:
-    """A parameter for each form, with the mark of the time that it takes."""
+    """A parameter for each form; those that take more than seven seconds are long."""
     for script, forms in SMALL.items():
         for number, form in enumerate(forms):
             name = script.removesuffix(".py") + (f"-{number}" if number else "")
-            marks = [pytest.mark.slow] * (name in SLOW)
-            marks += [pytest.mark.long, pytest.mark.timeout(SECONDS + 20)] * (name in LONG)
-            yield pytest.param(script, form, id=name, marks=marks)
+            long = [pytest.mark.long, pytest.mark.timeout(SECONDS + 20)]
+            yield pytest.param(script, form, id=name, marks=[] if name in QUICK else long)
 
 
 def find_ucx() -> str:
