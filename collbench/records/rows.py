@@ -173,8 +173,9 @@ class CaseTime(NamedTuple):
     n_eff: float
 
 
-def make_rows(files: Sequence[RunFile]) -> list[Row]:
-    """Every run's rows, in the order in which their first records were made."""
+def make_rows(files: Sequence[RunFile], kind: str | None = None) -> list[Row]:
+    """Every run's rows, of one kind of cases or of all, in the order in which their first records
+    were made."""
     rows: list[Row] = []
     for number, file in enumerate(files):
         worlds = {world.index: world for world in file.worlds}
@@ -182,6 +183,8 @@ def make_rows(files: Sequence[RunFile]) -> list[Row]:
         together: dict[tuple[Case, Launch, bool], list[Cycle]] = {}
         begun: dict[tuple[Case, int, int], int] = {}
         for index, record in enumerate(file.records):
+            if kind is not None and record.case.kind != kind:
+                continue
             world = worlds.get(record.world)
             derived = derive.derive_in_run(record, world, file.run.suite)
             case = record.case

@@ -89,7 +89,7 @@ class FormResult(NamedTuple):
 def list_results(file: RunFile) -> list[FormResult]:
     """The forms of a run, in the order of tables for programs."""
     find_subject = file.run.suite.subject_finder
-    rows = [row for row in make_rows([file]) if row.case.kind == KIND]
+    rows = make_rows([file], KIND)
     results = []
     for case, both in group_rows(rows, lambda row: replace(row.case, collective=OTHER)).items():
         form = find_subject(case)

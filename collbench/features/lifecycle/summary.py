@@ -12,7 +12,7 @@ import numpy as np
 
 from collbench.core.errors import Exit
 from collbench.core.text import format_size
-from collbench.features.lifecycle import rows
+from collbench.features.lifecycle import KIND, LOSS_KIND, rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings
 from collbench.features.lifecycle.request import SILENT, Life, Loss
 from collbench.records import paired
@@ -90,11 +90,11 @@ def summarize_lives(file: RunFile) -> LifeSummary:
     find = file.run.suite.subject_finder
     lives: list[tuple[Row, Life]] = []
     losses: list[tuple[Record, Loss]] = []
-    for row in make_rows([file]):
+    for row in make_rows([file], KIND):
         if isinstance(subject := find(row.case), Life):
             lives.append((row, subject))
     for record in file.records:
-        if isinstance(subject := find(record.case), Loss):
+        if record.case.kind == LOSS_KIND and isinstance(subject := find(record.case), Loss):
             losses.append((record, subject))
     records = [cycle.record for row, _ in lives for cycle in row.cycles]
     left_out = [

@@ -87,7 +87,7 @@ class TransferResult(NamedTuple):
 def list_results(file: RunFile) -> list[TransferResult]:
     """The transfers of a run, by pattern and then as tables for programs are sorted."""
     find_subject = file.run.suite.subject_finder
-    rows = [row for row in make_rows([file]) if row.case.kind == KIND]
+    rows = make_rows([file], KIND)
     results = []
     for case, launches in group_rows(rows, lambda row: row.case).items():
         transfer = find_subject(case)
