@@ -142,6 +142,7 @@ matrix:  ## weekly: the wheel on each Python that is here beside old and new tor
 
 recordings: libraries  ## reports/runs measured anew, but for libraries and advice-slow-links (10 minutes, on an idle machine)
 	cd reports/runs && PATH="$(abspath $(BIN)):$$PATH" && \
+	rm -f algorithms/*.jsonl training-step/*.jsonl night/*.jsonl orders/*.jsonl && \
 	collbench run algorithms --max-time 0.5s --output algorithms/algorithms.jsonl && \
 	collbench sendrecv --backend gloo -g 2 --sizes 1K,64K,4M --place out --max-time 0.5s --output algorithms/sendrecv.jsonl && \
 	home=$$(mktemp -d) && \
