@@ -238,7 +238,7 @@ def test_every_feature_is_found_in_its_folder() -> None:
     assert [feature.name for feature in find_features()] == [*NAMES]
 
 
-RECORDED = sorted(map(str, (ROOT.parent / "reports" / "runs").rglob("[0-9]*.jsonl")))
+RECORDED = sorted(map(str, (ROOT.parent / "reports/runs/ring-or-one-shot").glob("*.jsonl")))
 WORKS = (
     ("--help",),
     ("help",),

@@ -503,7 +503,7 @@ def test_inputs_are_put_back_by_one_launch_where_memory_has_room_for_copies(
     if launches:
         assert between == {*launches}
     else:
-        assert min(part.count("torch ") for part in between) > 3
+        assert min(part.count("torch ") for part in between) > 1
     assert stream.log.count("torch clone") == (3 if launches else 0)
 
 
