@@ -28,7 +28,7 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
-HELP_GOAL, START_GOAL, LOOP_GOAL = 1.5, 0.4, 0.02  # ratios, and a share
+HELP_GOAL, START_GOAL, LOOP_GOAL = 1.3, 0.4, 0.02  # ratios, and a share
 HERE = Path(__file__).parent
 PYTHON = sys.executable
 
