@@ -55,6 +55,15 @@ class _Span(NamedTuple):
     low: int
     high: int
 
+    @property
+    def length(self) -> int:
+        """Its elements."""
+        return self.high - self.low
+
+    def view_in(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Its part of the buffer."""
+        return buffer[self.start : self.start + self.length]
+
 
 def _list_spans(pieces: Sequence[Piece]) -> Iterator[_Span]:
     for piece in pieces:
@@ -80,7 +89,7 @@ class _Windows:
         worth = length > 2 * WINDOW
         self._row = torch.index_select(table, 0, self._places) if worth else None
 
-    def read(self, begin: int, length: int) -> torch.Tensor:
+    def read_slice(self, begin: int, length: int) -> torch.Tensor:
         """The bits of ``length`` elements from place ``begin`` on, not to be written to."""
         if self._row is not None:
             return self._row[begin : begin + length]
@@ -117,9 +126,11 @@ class Checker:
         )
         tables, pieces = payload.make_tables(case, seed), self.receives or ()
         longest = max(sum(piece.length for piece in side) for side in (self.sends, pieces))
-        self._send = self._on(device, tables.send(rank), longest)
+        self._send = self._make_windows(device, tables.send(rank), longest)
         self._expected = {
-            ranks: self._on(device, tables.expected(ranks), longest) if ranks else self._send
+            ranks: self._make_windows(device, tables.expected(ranks), longest)
+            if ranks
+            else self._send
             for ranks in {piece.ranks for piece in pieces}
         }
 
@@ -127,7 +138,7 @@ class Checker:
         """Writes what this rank contributes; elements past the layout stay as they are."""
         view = self._view(buffer, self.sends)
         for span in _list_spans(self.sends):
-            self._view_span(view, span).copy_(self._play(span, slot, self._send))
+            span.view_in(view).copy_(self._read_span(span, slot, self._send))
 
     def poison(self, buffer: torch.Tensor) -> None:
         """Fills with NaN, or for integers the top bit: never the result of signed arithmetic here,
@@ -141,8 +152,8 @@ class Checker:
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
         for span in _list_spans(pieces):
-            expected = self._play(span, slot, self._expected[span.piece.ranks])
-            self._view_span(view, span).copy_(expected)
+            expected = self._read_span(span, slot, self._expected[span.piece.ranks])
+            span.view_in(view).copy_(expected)
 
     def check_recv(self, buffer: torch.Tensor, slot: int = 0) -> Checked:
         """Compares with what this rank must have received, where that is defined; (0, 0, None)
@@ -162,28 +173,26 @@ class Checker:
 
     def _first(self, span: _Span, slot: int, view: torch.Tensor) -> Difference:
         offset = int(self._wrong(span, slot, view).nonzero()[0])
-        expected = self._play(span, slot, self._expected[span.piece.ranks])
+        expected = self._read_span(span, slot, self._expected[span.piece.ranks])
         mask = (1 << self.case.type.size * 8) - 1
         index = span.start + offset
         return Difference(index, int(view[index]) & mask, int(expected[offset]) & mask)
 
     def _wrong(self, span: _Span, slot: int, view: torch.Tensor) -> torch.Tensor:
         """Which elements of the span differ by more than the tolerance."""
-        got = self._view_span(view, span)
-        expected = self._play(span, slot, self._expected[span.piece.ranks])
+        got = span.view_in(view)
+        expected = self._read_span(span, slot, self._expected[span.piece.ranks])
         if not self.tolerance:
             return got != expected
         # neighbouring floats of one sign differ by one as integers, and what is expected here is
         # never near zero
         return (got < expected - self.tolerance) | (got > expected + self.tolerance)
 
-    def _play(self, span: _Span, slot: int, windows: _Windows) -> torch.Tensor:
+    def _read_span(self, span: _Span, slot: int, windows: _Windows) -> torch.Tensor:
+        """The bits that a span holds by a table's windows; told to whoever watches."""
         self._beat()
         place = payload.find_place(self.seed, slot, span.piece.stream, span.window)
-        return windows.read(place + span.low, span.high - span.low)
-
-    def _view_span(self, view: torch.Tensor, span: _Span) -> torch.Tensor:
-        return view[span.start : span.start + span.high - span.low]
+        return windows.read_slice(place + span.low, span.length)
 
     def _view(self, buffer: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
         needed = max((piece.start + piece.length for piece in pieces), default=0)
@@ -194,13 +203,15 @@ class Checker:
             )
         return buffer.view(self.bits)
 
-    def _on(self, device: torch.device | str, table: payload.Array, length: int) -> _Windows:
+    def _make_windows(
+        self, device: torch.device | str, table: payload.Array, length: int
+    ) -> _Windows:
         bits = table.view(f"i{self.case.type.size}").copy()
         return _Windows(torch.from_numpy(bits).to(device), length)
 
 
 def _count_set(mask: torch.Tensor) -> torch.Tensor:
-    """How many are true; of a mask on a GPU without waiting for it."""
+    """Count the true elements; a GPU is not waited for."""
     if mask.device.type == "cpu":  # numpy counts a window in a tenth of torch's time
         return torch.tensor(np.count_nonzero(mask.numpy()))
     return mask.count_nonzero()

@@ -72,8 +72,8 @@ def list_places() -> NDArray[np.int32]:
 
 
 def find_place(seed: int, slot: int, stream: int, window: int) -> int:
-    """Where a window's slice of ``list_places()`` begins, below ``WINDOW``: for one seed no two are
-    alike among 262,144 slots, nor among 64 slots of 64 streams of 31 windows or fewer."""
+    """Find where a window's slice of ``list_places()`` begins, below ``WINDOW``. For a seed no two
+    are alike among 262,144 slots, nor among 64 slots of 64 streams of 31 windows or fewer."""
     at = (_window_key(seed) + window + stream * 118_287 + slot * 124_049) % WINDOW
     for factor in (0x2C1B5, 0x19D4B):  # mixed, one to one
         at = (at ^ at >> 9) * factor % WINDOW

@@ -89,7 +89,7 @@ def test_a_check_that_shows_nothing_is_found_out(
 def test_a_device_that_does_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither fills nor flips nor compares: whatever memory holds is what is expected."""
     nothing = torch.zeros(PROBED, dtype=torch.int32)
-    monkeypatch.setattr(Checker, "_play", lambda self, span, slot, windows: nothing)
+    monkeypatch.setattr(Checker, "_read_span", lambda self, span, slot, windows: nothing)
     monkeypatch.setattr(check, "flip_bit", lambda buffer: None)
     assert "was not found" in why_blind("float", "cpu")
 
