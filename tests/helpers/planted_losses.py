@@ -22,6 +22,7 @@ from collbench.features.health.expect.nodes import Node
 from collbench.features.health.night import Night
 from collbench.records import run_file
 from collbench.records.types import End, RankInfo, Record, RunFile, World
+from collbench.suite.case import Case
 
 REAL = Path(__file__).parents[2] / "reports" / "runs" / "ring-or-one-shot"
 SCATTER = 0.03  # between nodes, of logarithms
@@ -36,7 +37,7 @@ class Real(NamedTuple):
 
 
 def read_real() -> Real:
-    """The launches that have all rows of the larger sizes, of both sides."""
+    """The launches, each with the rows of the larger sizes that all of them have, of both sides."""
     files = [run_file.read_file(path) for path in sorted(REAL.glob("*.jsonl"))]
     by_round: dict[tuple[int, int], list[tuple[World, Record]]] = {}
     for file in files:
@@ -45,14 +46,18 @@ def read_real() -> Real:
             world = worlds[record.world]
             if record.status == "ok" and record.case.nbytes >= 16 << 10:
                 by_round.setdefault((world.stage, world.round), []).append((world, record))
-    most = max(map(len, by_round.values()))
+    shared = set.intersection(*({_name_row(r) for _, r in m} for m in by_round.values()))
     launches = [
-        (members[0][0], [record for _, record in members])
+        (members[0][0], [record for _, record in members if _name_row(record) in shared])
         for _, members in sorted(by_round.items())
-        if len(members) == most
     ]
     about = msgspec.structs.replace(files[0].run, pairing=None, load={})
     return Real(msgspec.structs.replace(files[0], run=about), launches)
+
+
+def _name_row(record: Record) -> Case:
+    """What a record has in common with its like in other launches."""
+    return msgspec.structs.replace(record.case, cycle=0)
 
 
 def make_run(real: Real, name: str, chosen: Sequence[int], factor: float) -> RunFile:

@@ -87,8 +87,9 @@ def report(file: RunFile) -> Stated:
 
 
 def judgeable(file: RunFile) -> RunFile:
-    """The run less its launches between two modes, and those whose ranks shared cores."""
-    doubts = ("bimodal", "oversubscribed")
+    """The run less its launches between two modes, those whose ranks shared cores, and those that
+    waiting for another rank made slower."""
+    doubts = ("bimodal", "oversubscribed", "arrival-sensitive")
     table = [row for row in rows.make_rows([file]) if not any(map(row.has, doubts))]
     kept = {cycle.number for row in table for cycle in row.cycles}
     records = [record for number, record in enumerate(file.records) if number in kept]
