@@ -268,14 +268,18 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
             f"{number}; imported from {tools}; fields missing in the log stay empty.",
             "notice",
         )
-    verified = not any(
-        record.status == "ok" and not record.checked and record.case.size and record.case.is_leader
+    with_data = [
+        record
         for file in view.files
         for record in file.records
-    )
+        if record.status == "ok" and record.case.size and record.case.is_leader
+    ]
+    verified = all(record.checked for record in with_data)
     points = _select_counted(view)
     crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     data = "all results correct" if verified else "not all results were verified"
+    if not with_data:
+        data = "none with data to verify"
     if crowded:
         remark = f"{crowded:,} with more ranks than cores, which is not fit for claims"
         return f"{number}, {data}; {remark}.", "notice"

@@ -233,8 +233,8 @@ def describe_verified(view: View) -> list[str]:
         wrong = sum(record.wrong or 0 for record in records)
         result = f"{wrong:,} of them wrong" if wrong else "none wrong"
         return [f"{checked:,} elements were verified, {result}.", *lines]
-    measured_any = any(record.status == "ok" for record in records)
-    return ["Data was not verified.", *lines] if measured_any else lines
+    has_data = any(record.status == "ok" and record.case.size for record in records)
+    return ["Data was not verified.", *lines] if has_data else lines
 
 
 def _describe_reported(view: View) -> list[str]:

@@ -859,6 +859,13 @@ def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str
     assert "Data was not verified." not in section(document, "summary").sentences
 
 
+def test_of_a_run_without_data_nothing_is_said_of_its_data() -> None:
+    barriers = sections.make_document([run(ok(case(0, "barrier"), checked=0, wrong=None))])
+    assert barriers.weight == "good" and "none with data to verify" in barriers.verdict
+    sentences = section(barriers, "summary").sentences
+    assert not any("verified" in sentence for sentence in sentences)
+
+
 @pytest.mark.parametrize(("samples", "has_interval"), [(0, False), (6, True), (40, True)])
 def test_imported_times_with_samples_have_an_interval(samples: int, has_interval: bool) -> None:
     times = [1000 + 10 * (i % 3) for i in range(samples)]
