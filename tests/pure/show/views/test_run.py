@@ -860,7 +860,7 @@ def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str
 
 
 def test_of_a_run_without_data_nothing_is_said_of_its_data() -> None:
-    barriers = sections.make_document([run(ok(case(0, "barrier"), checked=0, wrong=None))])
+    barriers = sections.make_document([run(ok(case("barrier", 0), checked=0, wrong=None))])
     assert barriers.weight == "good" and "none with data to verify" in barriers.verdict
     sentences = section(barriers, "summary").sentences
     assert not any("verified" in sentence for sentence in sentences)
