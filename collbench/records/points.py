@@ -4,6 +4,7 @@ implementation. Times in nanoseconds."""
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -116,6 +117,7 @@ COMMON = (
     *("collective", "n", "dtype", "op", "root", "in_place", "mode", "arrival", "env", "splits"),
     *("align", "background", "groups", "group", "of", "subject"),
 )
+_read_common = operator.attrgetter(*COMMON)
 
 
 def comparison_key(point: Point, *, sized: bool = True) -> tuple[object, ...]:
@@ -125,7 +127,7 @@ def comparison_key(point: Point, *, sized: bool = True) -> tuple[object, ...]:
         point.run,
         point.predicted,
         point.case.nbytes if sized else None,
-        *(getattr(point.case, name) for name in COMMON),
+        _read_common(point.case),
     )
 
 

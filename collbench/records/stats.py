@@ -274,11 +274,12 @@ def measure_lateness(per_rank: PerRank, starts: PerRank = ()) -> list[float]:
     first arriver waited for it: valid where all ranks leave a collective together, so that the one
     with the shortest time came last: synchronising collectives, not rooted ones.
     """
-    return (
-        [median(rank) for rank in _late_times(per_rank, starts)]
-        if len(per_rank) and len(per_rank[0])
-        else []
-    )
+    if not (len(per_rank) and len(per_rank[0])):
+        return []
+    late = np.sort(_late_times(per_rank, starts), axis=1)
+    n = late.shape[1]
+    medians: list[float] = ((late[:, (n - 1) // 2] + late[:, n // 2]) / 2).tolist()
+    return medians
 
 
 def _late_times(per_rank: PerRank, starts: PerRank) -> Floats:
