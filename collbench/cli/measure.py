@@ -12,7 +12,7 @@ import typer
 from collbench.cli.parameters import add_all_options
 from collbench.core.collectives import find_collective
 from collbench.core.errors import Exit
-from collbench.core.text import print_message
+from collbench.core.text import format_clock, print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
@@ -119,6 +119,12 @@ def carry_out(
         cores = 0 if member or order.source else cpus.core_count()
         planned = plan_table.describe_plan(plan_rows(prepared), starting, policy.fresh, cores)
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
+        if order.budget is not None:
+            within = format_clock(order.budget)
+            print_message(
+                f"--budget {within} is shared out among these: a case gets less time, and where six"
+                " samples of each do not fit, the costliest are dropped and named"
+            )
         if order.resumed is None:
             refuse_nothing(prepared)
     return Exit.OK

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from collbench.core.errors import UsageError
+from collbench.core.text import suggest_name
 
 
 class Op(NamedTuple):
@@ -103,4 +104,5 @@ def find_dtype(name: str) -> DType:
     for d in DTYPES.values():
         if name.replace("-", "_") in (d.name, *d.aliases):
             return d
-    raise UsageError(f"unknown datatype '{name}'", f"one of {', '.join(DTYPES)}, or all")
+    hint = suggest_name(name, DTYPES) or f"one of {', '.join(DTYPES)}, or all"
+    raise UsageError(f"unknown datatype '{name}'", hint)

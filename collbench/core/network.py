@@ -233,7 +233,8 @@ def parse_network(text: str, n: int, link: Link, inside: Link) -> Network:
     pattern, make = KINDS.get(kind, ("", None))
     match = re.fullmatch(pattern, ":".join(settings))
     if make is None or not match:
-        raise UsageError(f"--network: '{text}' is not a network", GRAMMAR)
+        hint = f"it is a link: --link {text}" if text in LINKS else GRAMMAR
+        raise UsageError(f"--network: '{text}' is not a network", hint)
     network = make(n, link, inside, *match.groups())
     if isinstance(network, Torus) and math.prod(network.shape) != n:
         raise UsageError(

@@ -111,7 +111,7 @@ def _hold_absent(limit: Limit, row: str) -> Held:
         average=limit.average,
         why="no row with a busbw was measured"
         if limit.average
-        else "this size is not among those measured",
+        else "no row of this size was measured",
     )
 
 

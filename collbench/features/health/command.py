@@ -334,7 +334,10 @@ def _last_night() -> str:
             running.append(run_file.describe_running(path))
     if running:
         raise NoVerdict(running[0], "judge it once it has ended: no other night is saved")
-    print_message(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
+    print_message(
+        f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last;"
+        " collbench run nightly measures a night"
+    )
     return "@last"
 
 

@@ -10,6 +10,7 @@ from typer import Option
 from collbench.cli.families import Collective, Debug, LinkSource, PlainTable
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
+from collbench.core.text import print_message
 
 SWEEP = (8, 1 << 30)  # where nothing says which sizes
 PATIENCE = 10.0, 60.0  # seconds that predicting one of all algorithms may take, and one named
@@ -100,6 +101,9 @@ def predict(options: PredictOptions) -> None:
         else options.algo.split(",")
     )
     variants = [algorithms.find_variant(row.name, word) for word in spellings]
+    for word, variant in zip(spellings, variants, strict=True):
+        if word in variant.algorithm.aliases:
+            print_message(f"{word} is {variant.algorithm.name} (collbench list {row.name})")
     most = PATIENCE[options.algo != "all"]
     view = simulate.forecast_variants(row, n, model, variants, sizes, most)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""

@@ -149,7 +149,7 @@ def _find_marked(trace: Trace) -> Found | None:
         counts = [f"rank {rank} has {number}" for number, rank in sorted(numbers.items())]
         raise UsageError(
             f"ranks do not have as many marked iterations: {', '.join(counts)}",
-            "give a trace in which all ranks mark each of their iterations",
+            "all ranks must mark each of their iterations; collbench trace names who hung a job",
         )
     every = [
         _cut_ranks(trace.ranks, timed, clocks, number, marked)

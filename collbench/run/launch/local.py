@@ -286,7 +286,10 @@ class LocalWatch(RankWatch):
     ) -> None:
         hosts = [environment.host_name()] * plan.processes
         super().__init__(plan, listener, hosts, board, grace=2 * TICK)
-        self.limit_hint = f"-T sets the limit, now {plan.timeout:g} s without any progress"
+        self.limit_hint = (
+            f"-T sets the limit, now {plan.timeout:.0f} s without any progress;"
+            f" -T {4 * plan.timeout:.0f} waits longer"
+        )
         self._parent, self._board, self._begun = parent, board, time.monotonic()
         self._by_mpirun = backend_info(plan.backend).launch == "mpirun"
         self._store = Path(store)

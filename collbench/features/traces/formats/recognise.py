@@ -238,7 +238,7 @@ def _recognise_files(
             broken[path] = UNKNOWN
     if not recognised and broken:
         path, why = next(iter(broken.items()))
-        raise UsageError(f"{path}: {why}", _suggest_formats() if why == UNKNOWN else HOW)
+        raise UsageError(f"{path}: {why}", _suggest_formats(path) if why == UNKNOWN else HOW)
     if not recognised or len(recognised) > MOST_FILES:
         raise UsageError(
             f"{len(recognised):,} files of a trace are given", f"give from 1 to {MOST_FILES:,}"
@@ -263,7 +263,7 @@ def _in_folder(folder: Path, form: str) -> tuple[list[tuple[Path, str]], dict[Pa
         and (not patterns or _name_pattern(file) in patterns)
     }
     if not file_formats and not broken:
-        raise UsageError(f"{folder}: no file in it is a trace", _suggest_formats())
+        raise UsageError(f"{folder}: no file in it is a trace", _suggest_formats(folder))
     return file_formats, broken
 
 
@@ -287,7 +287,9 @@ def _refuse_file(path: Path) -> str:
     return f"it is {what}: unpack it first ({unpack})" if what else ""
 
 
-def _suggest_formats() -> str:
+def _suggest_formats(path: Path) -> str:
+    if path.suffix == ".py":
+        return "a script records its calls by collbench.record: collbench help traces"
     return f"formats are {', '.join(FORMS)}"
 
 

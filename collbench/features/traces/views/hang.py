@@ -338,7 +338,7 @@ def _fronts_table(hang: Hang) -> Table:
         Line(
             (
                 describe_operation(front),
-                *(_some_ranks(ranks_of[column][index]) for column in columns),
+                *(_name_ranks(ranks_of[column][index]) for column in columns),
                 format_time(front.since_ns),
             )
         )
@@ -354,8 +354,8 @@ def _fronts_table(hang: Hang) -> Table:
     )
 
 
-def _some_ranks(ranks: Sequence[int]) -> str:
-    return format_ranks(sorted(ranks)) if ranks else "-"
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return in_words(ranks) if ranks else "-"
 
 
 def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
@@ -389,8 +389,8 @@ AROUND = (
     Column("operation", "wrap"),
     Column("called by", "left"),
     Column("completed by", "left"),
-    Column("first called", "left", priority=1),
-    Column("from", "wrap", priority=2),
+    Column("first called", "left", priority=2),
+    Column("from", "wrap", priority=1),
 )
 
 
@@ -426,8 +426,8 @@ def _describe_called(meeting: Meeting, is_front: bool) -> tuple[str, ...]:
     return (
         f"{'> ' * is_front}{meeting.number}",
         kinds,
-        _some_ranks([*meeting.calls]),
-        _some_ranks(done),
+        _name_ranks([*meeting.calls]),
+        _name_ranks(done),
         format_time(min(issued, default=-1)),
         meeting.call.source or "-",
     )

@@ -22,6 +22,7 @@ from collbench.features.traces.types import FAKE_GPU, Call
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views.timeline import draw_calls
 from collbench.features.training.step_files import format_ranks
+from collbench.records import stats
 from collbench.show.document import (
     Block,
     Column,
@@ -38,6 +39,7 @@ from collbench.show.document import (
 
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
+SUSPECT = 0.1  # of the time traced: what waiting for a rank costs before it is spoken of
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
 MORE = (
     code_text("-o page.html", "quiet")
@@ -164,6 +166,7 @@ def _describe_fine(verdict: Judged) -> Headline:
     lost = verdict.lost
     are = "is" if lost == 1 else "are"
     left_out = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
+    left_out += _describe_suspect(verdict)
     broken = [
         rank.rank
         for rank in verdict.trace.ranks
@@ -183,6 +186,22 @@ def _describe_fine(verdict: Judged) -> Headline:
         )
         return Headline(f"{sentence}{left_out}", "notice")
     return Headline(f"no hang: all ranks made the same calls and completed them{left_out}", "good")
+
+
+def _describe_suspect(verdict: Judged) -> str:
+    """A clause on the rank whose being last costs much of the time, where operations are too few to
+    blame it."""
+    traced = max((row.window for row in verdict.exposed), default=0) * max(1, verdict.steps)
+    for late in verdict.late:
+        often = 2 * late.last > late.ops and late.ops < stats.NAMING
+        if often and late.cost > SUSPECT * traced > 0:
+            return (
+                f"; rank {late.rank} came last to {late.last} of {late.ops} operations of"
+                f" {hung.describe_group(late.group)}, and others waited"
+                f" {format_duration(late.cost)} for it: too few operations to tell chance from a"
+                " slow rank"
+            )
+    return ""
 
 
 def _describe_trace(verdict: Judged) -> str:

@@ -127,7 +127,10 @@ def test_a_receive_without_its_send_is_told() -> None:
 def test_calls_around_are_told_with_where_the_group_stands() -> None:
     (_, lines) = (found := tables(made(USUAL, SHORT)))["calls"].heads, found["calls"].lines
     assert [line.cells[0] for line in lines] == ["1", "> 2"]
-    assert [line.cells[2:4] for line in lines] == [("0,1", "0,1"), ("0", "-")]
+    assert [line.cells[2:4] for line in lines] == [
+        ("ranks 0,1", "ranks 0,1"),
+        ("rank 0", "-"),
+    ]
 
 
 def test_what_no_rank_does_has_no_column() -> None:
@@ -208,6 +211,17 @@ def test_a_transfer_its_waits_and_busbw_stand_in_the_table() -> None:
         "80.0 ns",
         "204.8",
     )
+
+
+def test_a_rank_that_was_last_too_few_times_to_blame_is_spoken_of_where_it_cost_much() -> None:
+    few = [program[:3] for program in TIMED]
+    head = view.make_document(judge_trace(trace(*few))).verdict
+    assert head.startswith("no hang") and head.endswith(
+        "; rank 2 came last to 3 of 3 operations of world (0-2), and others waited 210 ns for it:"
+        " too few operations to tell chance from a slow rank"
+    )
+    prompt = [[call(span=(at, at + 100)) for at in range(0, 300, 100)] for _ in range(3)]
+    assert "came last" not in view.make_document(judge_trace(trace(*prompt))).verdict
 
 
 def test_messages_seen_late_take_at_most_so_much() -> None:
