@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,28 @@ def cli(warm: Warm) -> Warm:
     """``collbench ARGS``, forked from a process that has loaded all: how a command comes up is
     for others to test."""
     return warm
+
+
+@pytest.fixture
+def inside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """As ``cli``, without a process for each command; files that commands name are forgotten."""
+    from collbench.cli.main import main
+
+    known = backend_info.list_files()
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["collbench", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return subprocess.CompletedProcess(args, int(end.value.code or 0), told.out, told.err)
+
+    yield run
+    for name in backend_info.list_files():
+        if name not in known:
+            backend_info.forget_file(name)
 
 
 @pytest.fixture
