@@ -3,7 +3,6 @@ announce them, in modules that register them with torch.distributed."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

@@ -22,7 +22,7 @@ SUITE = """
 collectives = [{collectives}]
 backends = ["{backend}"]
 sizes = ["60004"]
-ranks = [2, 3]
+ranks = {ranks}
 in_place = {places}
 {more}
 
@@ -34,7 +34,7 @@ sync = "barrier"
 
 
 def write_suite(path: Path, backend: str, collectives: Iterable[str], **more: str) -> Path:
-    """A suite file of few samples, on 2 and on 3 ranks."""
+    """A suite file of few samples on so many ``ranks``."""
     words = {"backend": backend, "places": "false", "more": "", **more}
     names = ", ".join(f'"{name}"' for name in collectives)
     path.write_text(SUITE.format(collectives=names, **words))

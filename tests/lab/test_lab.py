@@ -132,11 +132,11 @@ def test_nothing_outlives_whoever_made_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+def alone(warm, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     """What the command line records without a launcher."""
     path = tmp_path_factory.mktemp("alone") / "run.jsonl"
-    command = [sys.executable, "-m", "collbench", *ARGS, "-g", "4", "--output", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    done = warm(*ARGS, "-g", "4", "--output", str(path))
+    assert done.returncode == 0, done.stderr
     return run_file.read_file(path)
 
 
@@ -219,6 +219,7 @@ def test_racks_carry_between_them_what_the_model_says() -> None:
     assert found[0] / found[1] == pytest.approx(1.5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_shared_memory_does_not_reach_other_hosts() -> None:
     with Lab(hosts=2) as lab:
         done = launching.run(
@@ -228,6 +229,7 @@ def test_shared_memory_does_not_reach_other_hosts() -> None:
     assert "shm needs all ranks on one host" in done[0].stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["kill", long("cut")])
 def test_a_host_that_is_lost_ends_the_run(what: str, tmp_path: Path) -> None:
     """Its power fails, or its link: the rest says so and ends, and what was measured is kept."""
