@@ -112,7 +112,7 @@ ON_RANKS = {
     ),
 }
 
-QUICK = ("a result that load() does not drop", "an input that is overwritten")
+QUICK = ("a result that load() does not drop",)
 
 
 Ask = Callable[..., list[CheckRow]]
@@ -167,9 +167,12 @@ def test_ranks_find_a_lie(ask: Ask, lie: Lie) -> None:
 
 
 @pytest.mark.slow
-def test_words_on_standard_output_are_told(ask: Ask) -> None:
+def test_words_on_standard_output_are_told_beside_a_lie(ask: Ask) -> None:
+    lie = ON_RANKS["an input that is overwritten"]
+    ((_, overwritten),) = lie.changes
     said = "            import os\n\n            os.write(1, b'loaded')\n"
-    rows = ask("ranks", "talker", (GATHERED, GATHERED + said))
+    rows = ask("ranks", "talker", (GATHERED, overwritten + said))
+    assert state_of(rows, lie.fails).state == "failed"
     found = state_of(rows, "output")
     assert found.state == "note" and "bytes" in found.text
 

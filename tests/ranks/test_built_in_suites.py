@@ -24,19 +24,23 @@ from collbench.suite import toml
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
-SLOW = ("algorithms", "lifecycle", "order")
+MARKS = {
+    "algorithms": [pytest.mark.slow],
+    "lifecycle": [pytest.mark.slow, pytest.mark.long],  # test_lifecycle.py runs its rows in small
+}
 BRIEF = Policy(iters=2, warmup=0, timeout=60.0)
+ROWS = 12
 SUITE = """
-description = "sixteen rows in two worlds"
+description = "twelve rows in two worlds"
 [axes]
 collectives = ["all_reduce", "all_gather"]
 backends = ["gloo", "shm"]
 algorithms = "ring"
-sizes = ["1K", "4K", "16K", "64K"]
+sizes = ["1K", "4K", "16K"]
 ranks = 2
 in_place = false
 [policy]
-iters = 40
+iters = 10
 """
 
 
@@ -61,10 +65,7 @@ def shrunk(suite: Suite) -> Suite:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name in sorted(toml.built_in())
-    ],
+    [pytest.param(name, marks=MARKS.get(name, [])) for name in sorted(toml.built_in())],
 )
 def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: Launcher) -> None:
     suite = shrunk(
@@ -127,15 +128,15 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     if number == signal.SIGKILL:
         path.write_bytes(kept + b'{"line":"record","case":{"collective":"all_red')
     first = run_file.read_file(path)
-    assert 3 <= len(first.records) < 16 and (first.end is None) == (number == signal.SIGKILL)
+    assert 3 <= len(first.records) < ROWS and (first.end is None) == (number == signal.SIGKILL)
 
     go_on(warm, path, launched)
     assert path.read_bytes().startswith(kept)
     added = [json.loads(line)["line"] for line in path.read_bytes()[len(kept) :].splitlines()]
-    assert added.count("record") == 16 - len(first.records)
+    assert added.count("record") == ROWS - len(first.records)
     last = run_file.read_file(path)
     assert last.records[: len(first.records)] == first.records
-    assert len({record.case for record in last.records}) == len(last.records) == 16
+    assert len({record.case for record in last.records}) == len(last.records) == ROWS
     assert {record.status for record in last.records} == {"ok"}
     assert [world.index for world in last.worlds] == list(range(len(last.worlds)))
     assert {record.world for record in last.records} <= {world.index for world in last.worlds}
