@@ -100,7 +100,7 @@ def test_a_flipped_bit_is_wrong_data(cli, jax) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])  # the first one has what the others meet at
+@pytest.mark.parametrize("rank", [0, long(1)])  # the first one has what the others meet at
 def test_a_rank_that_ends_is_named(cli, jax, rank: int) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", f"drop:{rank}")
     assert done.returncode == 4, done.stderr
@@ -132,7 +132,7 @@ def test_unaligned_buffers_are_refused_with_the_reason() -> None:
     [
         ({"JAX_PLATFORMS": "cuda"}, "backend jax measures CPUs"),
         long({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi"}, "backend jax has Gloo only"),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "leave XLA_FLAGS"),
+        long({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "leave XLA_FLAGS"),
     ],
 )
 def test_settings_that_change_what_is_measured_are_refused(

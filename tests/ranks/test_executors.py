@@ -34,18 +34,22 @@ def cases(collective: str, **axes: object) -> list[Case]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "n"), [("shm", 1), ("shm", 4), long("shm", 5), ("gloo", 1), ("gloo", 4)]
+    ("backend", "n", "elements"),
+    [
+        *(("shm", 4, "few"), ("gloo", 4, "odd"), ("gloo", 1, "odd"), long("shm", 1, "odd")),
+        *(long("shm", 4, "odd"), long("gloo", 4, "few"), long("shm", 5, "few")),
+    ],
 )
 def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
-    measure, backend: str, n: int
+    measure, backend: str, n: int, elements: str
 ) -> None:
     """The odd ones in place, where a collective can be; the few from one buffer to another."""
     swept: list[Case] = []
     for collective, row in COLLECTIVES.items():
-        axes = {"backends": (backend,), "ranks": (n,), "roots": (n - 1,)}
-        few = 4 * n if row.total else 8
-        swept += cases(collective, sizes=(few,), in_place=(False,), **axes)
-        swept += cases(collective, sizes=(4 * 1003 * n,), in_place=(bool(row.in_place),), **axes)
+        few, odd = 4 * n if row.total else 8, 4 * 1003 * n
+        size, place = (few, False) if elements == "few" else (odd, bool(row.in_place))
+        axes = {"sizes": (size,), "in_place": (place,), "roots": (n - 1,)}
+        swept += cases(collective, backends=(backend,), ranks=(n,), **axes)
     found = measure(swept, **QUICK)
     for record in found:
         assert (record.status, record.note) == ("ok", record.note), record.case.key

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from marks import long
 from paths import before
 from warm import Warm
 
@@ -244,7 +245,8 @@ def test_what_measures_no_groups_says_so(cli, backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "fits"), [("node", False), ("rail:2", False), ("node:1", True), ("rail:1", True)]
+    ("rule", "fits"),
+    [long("node", False), ("rail:2", False), ("node:1", True), long("rail:1", True)],
 )
 def test_groups_by_host_go_by_the_real_hosts(
     warm: Warm, tmp_path: Path, rule: str, fits: bool
