@@ -35,7 +35,7 @@ SUITE = f"""
 [axes]
 collectives = {list(COLLECTIVES)}
 sizes = 70_000
-ranks = [2, 3]
+ranks = 2
 roots = "all"
 backends = "mpi"
 
@@ -46,9 +46,9 @@ sync = "barrier"
 
 [[include]]
 collectives = {list(COLLECTIVES)}
-sizes = 48
+sizes = [48, 70_000]
 ranks = 3
-roots = 1
+roots = 2
 in_place = false
 
 [[include]]
@@ -74,6 +74,7 @@ in_place = false
 [[include]]
 collectives = {list(RING)}
 sizes = 70_000
+ranks = [2, 3]
 algorithms = "ring"
 """
 QUICK = ("--backend", "mpi", "-w", "1", "--place", "out")
@@ -154,8 +155,10 @@ def test_every_collective_is_right(sweep: RunFile) -> None:
     for n in (2, 3):
         native = [case for case in cases if (case.n, case.algorithm) == (n, "native")]
         assert {case.collective for case in native} == {*COLLECTIVES}
-        assert {case.collective for case in native if case.in_place} == {*IN_PLACE}
-        assert {case.root for case in native if case.row.rooted} == {*range(n)}
+        if n == 2:
+            assert {case.collective for case in native if case.in_place} == {*IN_PLACE}
+        roots = {case.root for case in native if case.row.rooted}
+        assert roots == ({0, 1} if n == 2 else {2})
         ring = {case.collective for case in cases if (case.n, case.algorithm) == (n, "ring")}
         assert ring == {*RING}
 
