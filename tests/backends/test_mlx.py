@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -103,23 +101,16 @@ def test_a_rank_that_hangs_ends_the_run(cli, mlx) -> None:
     assert "for 5 s" in done.stderr
 
 
-def test_without_its_package_it_says_what_installs_it(tmp_path: Path) -> None:
-    done = run_without("mlx", tmp_path / "bare", *ONE, "--backend", "mlx")
+def test_without_its_package_it_says_what_installs_it(cli, tmp_path: Path) -> None:
+    done = run_without(cli, "mlx", tmp_path / "bare", *ONE, "--backend", "mlx")
     assert done.returncode == 5
     assert "mlx is not installed: pip install 'collbench[mlx]'" in done.stdout + done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mlx brings its library itself elsewhere")
-def test_without_its_library_for_cpus_it_says_what_brings_it(tmp_path: Path) -> None:
+def test_without_its_library_for_cpus_it_says_what_brings_it(cli, tmp_path: Path) -> None:
     (tmp_path / "half" / "mlx").mkdir(parents=True)
     (tmp_path / "half" / "mlx" / "__init__.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "collbench", *ONE, "--backend", "mlx"],
-        env={**os.environ, "PYTHONPATH": before(tmp_path / "half")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = cli(*ONE, "--backend", "mlx", PYTHONPATH=before(tmp_path / "half"))
     assert done.returncode == 5
     assert "mlx has no library for CPUs here" in done.stdout + done.stderr

@@ -172,9 +172,9 @@ PARTS = {
     "sections.py": "a module of other scripts",
     "stream.py": "lab.py runs it",
 }
-# forms that take about a second, and those that take less than six
+# forms that take about a second, and those that take seconds
 QUICK = ("fleet_skew", "gpu", "locate", "simulate")
-SLOW = ("advice", "faults", "fuzz", "gate_power", "guidelines", "nights", "report")
+SLOW = ("faults", "fuzz", "gate_power", "guidelines", "nights", "report")
 
 
 def name_forms() -> Iterator[object]:
