@@ -143,7 +143,10 @@ def alone(warm, hosts: int, per_host: int, tmp_path: Path) -> RunFile:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "hosts", "per_host"),
-    [(launching.torchrun, 2, 1), long(launching.torchrun, 2, 2), long(launching.mpirun, 4, 1)],
+    [
+        (launching.by_environment, 2, 1),
+        *(long(launching.torchrun, 2, 2), long(launching.mpirun, 4, 1)),
+    ],
 )
 def test_one_command_line_under_every_launcher(
     start, hosts: int, per_host: int, alone: RunFile, tmp_path: Path
@@ -221,7 +224,7 @@ def test_racks_carry_between_them_what_the_model_says() -> None:
     assert found[0] / found[1] == pytest.approx(1.5, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_clock_hosts.py has ranks that only believe it
 def test_shared_memory_does_not_reach_other_hosts() -> None:
     with Lab(hosts=2) as lab:
         done = launching.run(

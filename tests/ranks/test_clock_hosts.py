@@ -82,6 +82,14 @@ def test_hosts_of_one_kernel_have_one_clock(warm: Warm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_shared_memory_is_refused_where_hosts_differ(warm: Warm) -> None:
+    command = ("all_reduce", "--backend", "shm", "--algo", "ring", "-b", "4K", "-e", "4K")
+    done = warm.join(2, *command, "--no-save", CLOCKS="one", PYTHONPATH=before(PLUGINS))
+    assert done.returncode == 1
+    assert "shm needs all ranks on one host" in done.stderr
+
+
+@pytest.mark.slow
 def test_without_a_good_clock_ranks_meet_by_messages(warm: Warm, tmp_path: Path) -> None:
     file = hosts(warm, 2, tmp_path, NEVER, "-n", "5")
     (record,) = file.records
