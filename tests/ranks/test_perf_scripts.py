@@ -173,8 +173,8 @@ PARTS = {
     "stream.py": "lab.py runs it",
 }
 # forms that take about a second, and those that take seconds
-QUICK = ("fleet_skew", "gpu", "locate", "simulate")
-SLOW = ("faults", "fuzz", "gate_power", "guidelines", "nights", "report")
+QUICK = ("fleet_skew", "locate", "simulate")
+SLOW = ("faults", "gpu", "fuzz", "gate_power", "guidelines", "nights", "report")
 
 
 def name_forms() -> Iterator[object]:
