@@ -24,10 +24,8 @@ from collbench.suite import toml
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
-MARKS = {
-    "algorithms": [pytest.mark.slow],
-    "lifecycle": [pytest.mark.slow, pytest.mark.long],  # test_lifecycle.py runs its rows in small
-}
+MARKS = {"nightly": [], "smoke": []}  # others are slow
+MARKS |= {"lifecycle": [pytest.mark.long]}  # test_lifecycle.py runs its rows in small
 BRIEF = Policy(iters=2, warmup=0, timeout=60.0)
 ROWS = 12
 SUITE = """
@@ -65,7 +63,10 @@ def shrunk(suite: Suite) -> Suite:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=MARKS.get(name, [])) for name in sorted(toml.built_in())],
+    [
+        pytest.param(name, marks=MARKS.get(name, [pytest.mark.slow]))
+        for name in sorted(toml.built_in())
+    ],
 )
 def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: Launcher) -> None:
     suite = shrunk(
