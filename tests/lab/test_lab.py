@@ -74,7 +74,7 @@ def said(host: Host, *command: str) -> str:
     ).stdout.strip()
 
 
-def wait_for(what, seconds: float = 60) -> None:  # type: ignore[no-untyped-def]
+def wait_for(what, seconds: float = 120) -> None:  # type: ignore[no-untyped-def]
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until, "it never came"
@@ -155,7 +155,16 @@ def test_one_command_line_under_every_launcher(
     with Lab(hosts=hosts) as lab:
         meet = {"MASTER_ADDR": lab.hosts[0].address} if start is launching.mpirun else {}
         done = launching.run(
-            lab, start, *ARGS, "--format", "csv", "--output", str(path), per_host=per_host, **meet
+            lab,
+            start,
+            *ARGS,
+            "--format",
+            "csv",
+            "--output",
+            str(path),
+            per_host=per_host,
+            seconds=240,
+            **meet,
         )
         least = lab.counted("h1")
     assert [one.returncode for one in done] == [0] * len(done), done[0].stderr
