@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from warm import Warm
 from collbench.core import backend_info
 from collbench.run.backends import _skeleton
 
+Write = Callable[..., Path]
 Register = Callable[..., str]
 SKELETON = Path(_skeleton.__file__).read_text()
 
@@ -23,17 +26,51 @@ def cli(warm: Warm) -> Warm:
 
 
 @pytest.fixture
-def register(tmp_path: Path) -> Iterator[Register]:
-    """Has the example backend known by a name of its own, with parts of its text replaced."""
-    named = []
+def inside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """As ``cli``, without a process for each command; files that commands name are forgotten."""
+    from collbench.cli.main import main
 
-    def make(name: str, *changes: tuple[str, str]) -> str:
+    known = backend_info.list_files()
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["collbench", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return subprocess.CompletedProcess(args, int(end.value.code or 0), told.out, told.err)
+
+    yield run
+    for name in backend_info.list_files():
+        if name not in known:
+            backend_info.forget_file(name)
+
+
+@pytest.fixture
+def write_example(tmp_path: Path) -> Write:
+    """Writes the example backend to a file of a name of its own, with parts of its text replaced,
+    where any are named."""
+
+    def write(name: str, *changes: tuple[str, str]) -> Path:
         text = SKELETON
-        for before, after in changes:
+        for before, after in filter(any, changes):
             assert text.count(before) == 1, f"{before!r} is not in the example once"
             text = text.replace(before, after)
         path = tmp_path / f"{name}.py"
         path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def register(write_example: Write) -> Iterator[Register]:
+    """Has such a file's backend known in this process."""
+    named = []
+
+    def make(name: str, *changes: tuple[str, str]) -> str:
+        path = write_example(name, *changes)
         named.append(backend_info.resolve_backend(str(path)))
         return named[-1]
 

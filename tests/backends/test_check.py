@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from collbench.core import backend_info as backends
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import Exit
 from collbench.features.backends import check
@@ -108,7 +112,28 @@ ON_RANKS = {
     ),
 }
 
-QUICK = ("a result that load() does not drop", "an input that is overwritten")
+QUICK = ("a result that load() does not drop",)
+
+
+Ask = Callable[..., list[CheckRow]]
+
+
+@pytest.fixture
+def ask(warm, write_example, tmp_path: Path) -> Ask:
+    """``ask(what, name, *changes)``: the rows of a check of the example with parts of its text
+    replaced, or without changes of collbench's own backend of this name."""
+
+    def run(what: str, name: str, *changes: Change) -> list[CheckRow]:
+        word = str(write_example(name, *changes)) if changes else name
+        process = warm.start(what, word, script=__file__)
+        out, err = process.communicate(200)
+        assert process.wait() == 0, err
+        return msgspec.json.decode(out.splitlines()[-1], type=list[CheckRow])
+
+    return run
+
+
+NOTHING = ("", "")  # is changed
 
 
 def state_of(rows: list[CheckRow], name: str) -> CheckRow:
@@ -117,8 +142,9 @@ def state_of(rows: list[CheckRow], name: str) -> CheckRow:
     return next((row for row in found if row.state == "failed"), found[0])
 
 
-def test_ranks_find_nothing_in_the_example(register: Register) -> None:
-    rows = list(check.ask_ranks(register("honest_one"), quick=True))
+@pytest.mark.slow
+def test_ranks_find_nothing_in_the_example(ask: Ask) -> None:
+    rows = ask("ranks", "honest_one", NOTHING)
     assert {row.state for row in rows} <= {"ok", "note", "skipped"}, rows
     assert {row.check for row in rows} == {
         *("first calls", "stale", "honest", "input", "overhead", "threads", "leaks", "worlds"),
@@ -134,25 +160,27 @@ def test_ranks_find_nothing_in_the_example(register: Register) -> None:
         for name, lie in ON_RANKS.items()
     ],
 )
-def test_ranks_find_a_lie(register: Register, lie: Lie) -> None:
-    rows = list(check.ask_ranks(register("liar", *lie.changes), quick=True))
+def test_ranks_find_a_lie(ask: Ask, lie: Lie) -> None:
+    rows = ask("ranks", "liar", *lie.changes)
     found = state_of(rows, lie.fails)
     assert found.state == "failed" and lie.says in found.text, rows
 
 
 @pytest.mark.slow
-def test_words_on_standard_output_are_told(register: Register) -> None:
+def test_words_on_standard_output_are_told_beside_a_lie(ask: Ask) -> None:
+    lie = ON_RANKS["an input that is overwritten"]
+    ((_, overwritten),) = lie.changes
     said = "            import os\n\n            os.write(1, b'loaded')\n"
-    rows = list(check.ask_ranks(register("talker", (GATHERED, GATHERED + said)), quick=True))
+    rows = ask("ranks", "talker", (GATHERED, overwritten + said))
+    assert state_of(rows, lie.fails).state == "failed"
     found = state_of(rows, "output")
     assert found.state == "note" and "bytes" in found.text
 
 
 @pytest.mark.slow
-def test_wrong_data_of_one_datatype_is_found(register: Register) -> None:
+def test_wrong_data_of_one_datatype_is_found(ask: Ask) -> None:
     wrong = "if array.dtype == numpy.int32:\n                    result[-1] += 1\n"
-    name = register("off_by_one", (SUMMED, SUMMED + "                " + wrong))
-    row = check.judge_meaning(check.sweep_everything(name, quick=True))
+    (row,) = ask("meaning", "off_by_one", (SUMMED, SUMMED + "                " + wrong))
     assert row.state == "failed" and "all_reduce sum of int32" in row.text
     assert not any(word in row.text.split("right")[0] for word in ("float", "double", "int64"))
 
@@ -171,7 +199,7 @@ def make_case(backend: str) -> Case:
 
 
 @pytest.mark.slow
-def test_groups_that_are_none_are_found(register: Register) -> None:
+def test_groups_that_are_none_are_found(ask: Ask) -> None:
     """It claims groups and adds up what all ranks have."""
     lies = (
         (OPENED, "None"),
@@ -180,9 +208,9 @@ def test_groups_that_are_none_are_found(register: Register) -> None:
             "arrays: list[Any] = [None] * dist.get_world_size()",
         ),
     )
-    row = check.check_groups(make_case(register("no_groups", *lies)))
+    (row,) = ask("groups", "no_groups", *lies)
     assert row.state == "failed" and "mod:2" in row.text and "wrong" in row.text, row
-    assert check.check_groups(make_case(register("groups"))).state == "ok"
+    assert [row.state for row in ask("groups", "groups", NOTHING)] == ["ok"]
 
 
 def test_a_heavy_import_is_found(register: Register) -> None:
@@ -213,7 +241,24 @@ def test_an_absent_library_is_no_verdict(cli: Callable[..., Any]) -> None:
     assert backend_info("xccl").here() in " ".join(done.stdout.split())
 
 
-def test_algorithms_that_not_every_collective_has_are_checked_where_they_are_known() -> None:
-    rows = list(check.ask_ranks("shm", quick=True))
+@pytest.mark.slow
+def test_algorithms_that_not_every_collective_has_are_checked_where_they_are_known(
+    ask: Ask,
+) -> None:
+    rows = ask("ranks", "shm")
     assert [row.text for row in rows if row.state == "failed"] == []
     assert {"ok"} <= {row.state for row in rows}
+
+
+def answer(what: str, word: str) -> list[CheckRow]:
+    """The rows of a check, in a process that was started for it."""
+    name = backends.resolve_backend(word)
+    if what == "ranks":
+        return list(check.ask_ranks(name, quick=True))
+    if what == "meaning":
+        return [check.judge_meaning(check.sweep_everything(name, quick=True))]
+    return [check.check_groups(make_case(name))]
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(answer(*sys.argv[1:])).decode())

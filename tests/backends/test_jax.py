@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from marks import long
 from needs import need_backend
 from sweeping import FEW, ONE, read_csv, read_records, run_without, write_suite
 
@@ -23,17 +24,18 @@ def jax() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtypes", "ops", "collectives"),
+    ("ranks", "dtypes", "ops", "collectives"),
     [
-        (("float", "uint8"), ("sum",), ALL),
-        (("bfloat16", "int64"), ("min", "avg", "prod"), ("all_reduce", "reduce_scatter")),
+        (3, ("float",), ("sum",), ALL),
+        (2, ("bfloat16", "int64"), ("min", "avg", "prod"), ("all_reduce", "reduce_scatter")),
+        long(2, ("uint8",), ("sum",), ALL),
     ],
 )
 def test_collectives_have_right_data_or_a_reason(
-    cli, jax, tmp_path: Path, dtypes: tuple[str, ...], ops: tuple[str, ...], collectives
+    cli, jax, tmp_path: Path, ranks: int, dtypes: tuple[str, ...], ops: tuple[str, ...], collectives
 ) -> None:
     more = f"dtypes = {[*dtypes]}\nops = {[*ops]}"
-    suite = write_suite(tmp_path / "jax.toml", "jax", collectives, more=more)
+    suite = write_suite(tmp_path / "jax.toml", "jax", collectives, ranks=f"{ranks}", more=more)
     path = tmp_path / "run.jsonl"
     done = cli("run", str(suite), "--format", "csv", "--output", str(path), timeout=250)
     assert done.returncode == 0, done.stderr
@@ -41,7 +43,7 @@ def test_collectives_have_right_data_or_a_reason(
     measured = [record for record in records if record.status != "skipped"]
     assert {(record.status, record.wrong or 0) for record in measured} == {("ok", 0)}
     assert all(record.checked for record in measured if record.case.nbytes)
-    assert {record.case.n for record in measured} == {2, 3}
+    assert {record.case.n for record in measured} == {ranks}
     rows = [(row["collective"], row["dtype"], row["op"]) for row in read_csv(done.stdout)]
     measured_rows = Counter((r.case.collective, r.case.dtype, r.case.op) for r in measured)
     assert not measured_rows - Counter(rows)  # no line of the library's is among them
@@ -98,7 +100,7 @@ def test_a_flipped_bit_is_wrong_data(cli, jax) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])  # the first one has what the others meet at
+@pytest.mark.parametrize("rank", [0, long(1)])  # the first one has what the others meet at
 def test_a_rank_that_ends_is_named(cli, jax, rank: int) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", f"drop:{rank}")
     assert done.returncode == 4, done.stderr
@@ -113,9 +115,15 @@ def test_a_rank_that_hangs_ends_the_run(cli, jax) -> None:
 
 
 @pytest.mark.slow
-def test_unaligned_buffers_are_refused_with_the_reason(cli, jax) -> None:
-    done = cli(*ONE, "--backend", "jax", "-u", "1")
-    assert "JAX copies inputs that are not aligned" in done.stdout + done.stderr
+def test_unaligned_buffers_are_refused_with_the_reason() -> None:
+    from collbench.run.backends._jax import Jax
+
+    backend = Jax()
+    case = Case(collective="all_reduce", backend="jax", n=2, nbytes=64, op="sum")
+    backend.policy = Policy()
+    assert not backend.refuse(case)
+    backend.policy = Policy(unalign=1)
+    assert "JAX copies inputs that are not aligned" in backend.refuse(case)
 
 
 @pytest.mark.slow
@@ -123,8 +131,8 @@ def test_unaligned_buffers_are_refused_with_the_reason(cli, jax) -> None:
     ("setting", "reason"),
     [
         ({"JAX_PLATFORMS": "cuda"}, "backend jax measures CPUs"),
-        ({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi"}, "backend jax has Gloo only"),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "leave XLA_FLAGS"),
+        long({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi"}, "backend jax has Gloo only"),
+        long({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "leave XLA_FLAGS"),
     ],
 )
 def test_settings_that_change_what_is_measured_are_refused(
@@ -145,7 +153,7 @@ def test_sums_scattered_at_16_mib_are_right_or_told_as_wrong(cli, jax, tmp_path:
     assert all(record.checked or record.wrong for record in read_records(path))
 
 
-def test_without_its_package_it_says_what_installs_it(tmp_path: Path) -> None:
-    done = run_without("jax", tmp_path / "bare", *ONE, "--backend", "jax")
+def test_without_its_package_it_says_what_installs_it(cli, tmp_path: Path) -> None:
+    done = run_without(cli, "jax", tmp_path / "bare", *ONE, "--backend", "jax")
     assert done.returncode == 5
     assert "jax is not installed: pip install 'collbench[jax]'" in done.stdout + done.stderr

@@ -3,9 +3,7 @@ announce them, in modules that register them with torch.distributed."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +37,7 @@ def make(store, rank, size, limit):
 
 dist.Backend.register_backend("lent", make, devices=["cpu"])
 """
-TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "collbench")
+NOISY = ("        import numpy\n\n", "        import numpy\n\n        print('NOISE', flush=True)\n")
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +64,36 @@ def last_run() -> RunFile:
     return run_file.read_file(store.list_saved()[-1])
 
 
+@pytest.fixture(scope="module")
+def suite_run(warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, RunFile]:
+    """A suite in a folder of its own, whose backends are files beside it: one as it is, one whose
+    function has another name, one that prints, and one that keeps its result to itself; what the
+    command printed, and its run."""
+    folder = tmp_path_factory.mktemp("suite")
+    write_variant(folder / "my.py")
+    write_variant(folder / "second.py", ("def create(", "def other("))
+    write_variant(folder / "noisy.py", NOISY)
+    write_variant(folder / "withheld.py", ("if result is not None:", "if False:"))
+    files = '", "'.join(("./my.py", "./second.py:other", "./noisy.py", "./withheld.py"))
+    suite, path = write_suite(folder / "one.toml", files), folder / "run.jsonl"
+    done = warm("run", suite, "--format", "csv", "--output", str(path))
+    assert done.returncode == Exit.WRONG_DATA, done.stderr
+    return done.stdout, done.stderr, run_file.read_file(path)
+
+
+@pytest.fixture(scope="module")
+def whole_run(warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two cases by ./my.py, as a command in its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_variant(folder / "my.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        options = ("--sizes", "1K,2K", "--backend", "./my.py", "--output", "run.jsonl")
+        done = warm(*ROW, *options)
+    assert done.returncode == Exit.OK, done.stderr
+    return folder / "run.jsonl"
+
+
 def list_outcomes(run: RunFile) -> list[tuple[str, str, int | None]]:
     """Backend, status and wrong elements of each record."""
     return [(record.case.backend, record.status, record.wrong) for record in run.records]
@@ -82,17 +110,8 @@ def assert_usage(done: subprocess.CompletedProcess[str], message: str, hint: str
 # named by a command
 
 
-def test_ranks_run_a_file(cli) -> None:
-    done = cli(*ROW, "--backend", "./my.py")
-    assert done.returncode == Exit.OK, done.stderr
-    assert list_outcomes(last_run()) == [("my", "ok", 0)]
-
-
-def test_ranks_run_another_function_of_a_file(cli, folder: Path) -> None:
-    write_variant(folder / "my.py", ("def create(", "def other("))
-    done = cli(*ROW, "--backend", "./my.py:other")
-    assert done.returncode == Exit.OK, done.stderr
-    assert list_outcomes(last_run()) == [("my", "ok", 0)]
+def test_ranks_run_a_file(whole_run: Path) -> None:
+    assert list_outcomes(run_file.read_file(whole_run)) == [("my", "ok", 0)] * 2
 
 
 def test_a_planted_wrong_result_of_a_file_is_found(cli) -> None:
@@ -101,14 +120,8 @@ def test_a_planted_wrong_result_of_a_file_is_found(cli) -> None:
     assert status == "wrong" and wrong
 
 
-def test_a_result_that_a_file_withholds_is_found(cli, folder: Path) -> None:
-    write_variant(folder / "my.py", ("if result is not None:", "if False:"))
-    assert cli(*ROW, "--backend", "./my.py").returncode == Exit.WRONG_DATA
-
-
-def test_ranks_of_torchrun_run_a_file(folder: Path) -> None:
-    command = [sys.executable, "-m", *TORCHRUN, "all_reduce", *ROW[3:], "--backend", "./my.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def test_ranks_of_torchrun_run_a_file(warm) -> None:
+    done = warm.join(2, "all_reduce", *ROW[3:], "--backend", "./my.py")
     assert done.returncode == Exit.OK, done.stderr
     assert list_outcomes(last_run()) == [("my", "ok", 0)]
 
@@ -119,16 +132,16 @@ def test_a_file_is_planned_without_torch(bare) -> None:
     assert "all_reduce, 2 ranks, my, float, sum" in done.stdout
 
 
-def test_its_refusals_are_skips_with_their_reasons(bare) -> None:
-    done = bare("scan", "-g", "2", "--sizes", "1K", "--backend", "./my.py,gloo", "--dry-run")
+def test_its_refusals_are_skips_with_their_reasons(inside) -> None:
+    done = inside("scan", "-g", "2", "--sizes", "1K", "--backend", "./my.py,gloo", "--dry-run")
     assert "this library has no scan" in done.stdout + done.stderr
 
 
-def test_its_name_may_be_said_by_its_info(bare, folder: Path) -> None:
+def test_its_name_may_be_said_by_its_info(inside, folder: Path) -> None:
     write_variant(
         folder / "My-Backend.py", ("    contract=1,", '    contract=1,\n    name="mine",')
     )
-    done = bare(*ROW, "--backend", "./My-Backend.py", "--dry-run")
+    done = inside(*ROW, "--backend", "./My-Backend.py", "--dry-run")
     assert done.returncode == Exit.OK, done.stderr
     assert "2 ranks, mine, float" in done.stdout
 
@@ -142,29 +155,37 @@ def write_suite(path: Path, backend: str) -> str:
     return str(path)
 
 
-def test_a_suite_names_a_file_relative_to_itself(cli, folder: Path) -> None:
-    (folder / "below").mkdir()
-    (folder / "my.py").rename(folder / "below/my.py")
-    done = cli("run", write_suite(folder / "below/one.toml", "./my.py"))
-    assert done.returncode == Exit.OK, done.stderr
-    assert list_outcomes(last_run()) == [("my", "ok", 0)]
+def test_a_suite_names_files_relative_to_itself(suite_run: tuple[str, str, RunFile]) -> None:
+    right = [outcome for outcome in list_outcomes(suite_run[2]) if outcome[0] != "withheld"]
+    assert sorted(right) == [("my", "ok", 0), ("noisy", "ok", 0), ("second", "ok", 0)]
 
 
-def test_a_suite_whose_file_is_not_there_is_refused(bare, folder: Path) -> None:
-    done = bare("run", write_suite(folder / "one.toml", "./gone.py"), "--dry-run")
+def test_a_result_that_a_file_withholds_is_found(suite_run: tuple[str, str, RunFile]) -> None:
+    (wrong,) = (status for name, status, _ in list_outcomes(suite_run[2]) if name == "withheld")
+    assert wrong == "wrong"
+
+
+def test_what_a_backend_prints_is_not_among_the_rows(suite_run: tuple[str, str, RunFile]) -> None:
+    out, err, _ = suite_run
+    assert "NOISE" not in out and "NOISE" in err
+    assert len(out.splitlines()) == 1 + 4, out
+
+
+def test_a_suite_whose_file_is_not_there_is_refused(inside, folder: Path) -> None:
+    done = inside("run", write_suite(folder / "one.toml", "./gone.py"), "--dry-run")
     assert_usage(done, "one.toml: backends: no file ./gone.py", "name a backend's file")
 
 
-def test_a_file_is_a_side_of_an_experiment(bare, folder: Path) -> None:
+def test_a_file_is_a_side_of_an_experiment(inside, folder: Path) -> None:
     suite = write_suite(folder / "one.toml", "gloo")
-    done = bare("ab", "--suite", suite, "--head", "backend:./my.py", "--dry-run")
+    done = inside("ab", "--suite", suite, "--head", "backend:./my.py", "--dry-run")
     assert done.returncode == Exit.OK, done.stderr
     assert "my" in done.stdout
 
 
-def test_a_side_whose_file_is_not_there_is_refused(bare, folder: Path) -> None:
+def test_a_side_whose_file_is_not_there_is_refused(inside, folder: Path) -> None:
     suite = write_suite(folder / "one.toml", "gloo")
-    done = bare("ab", "--suite", suite, "--head", "backend:./gone.py", "--dry-run")
+    done = inside("ab", "--suite", suite, "--head", "backend:./gone.py", "--dry-run")
     assert_usage(done, "--head: no file ./gone.py", "name a backend's file")
 
 
@@ -197,7 +218,8 @@ def test_ranks_run_what_a_package_announces(cli, package: str) -> None:
     done = cli(*ROW, "--backend", "lent", PYTHONPATH=package)
     assert done.returncode == Exit.OK, done.stderr
     assert list_outcomes(last_run()) == [("lent", "ok", 0)]
-    assert last_run().run.environment["libraries"]["x"] == "1.0"
+    libraries = last_run().run.environment["libraries"]
+    assert libraries["x"] == "1.0" and "my.py" not in libraries  # which it does not depend on
 
 
 def test_a_package_that_cannot_be_loaded_does_not_keep_others_from_running(
@@ -217,22 +239,16 @@ def test_list_names_what_a_package_announces(cli, package: str) -> None:
 # edited
 
 
-def test_an_edited_file_is_another_library(cli, folder: Path) -> None:
-    versions = []
-    for text in (SKELETON, SKELETON + "\n# edited\n"):
-        (folder / "my.py").write_text(text)
-        assert cli(*ROW, "--backend", "./my.py").returncode == Exit.OK
-        versions.append(last_run().run.environment["libraries"]["my.py"])
-    assert versions[0] != versions[1]
-    done = cli("compare", "@last~1", "@last")
-    assert f"libraries.my.py {versions[0]} -> {versions[1]}" in done.stdout + done.stderr
+def test_an_edited_file_is_another_library(cli, whole_run: Path, folder: Path) -> None:
+    (folder / "my.py").write_text(SKELETON + "\n# edited\n")
+    assert cli(*ROW, "--backend", "./my.py").returncode == Exit.OK
+    runs = (run_file.read_file(whole_run), last_run())
+    before, after = (run.run.environment["libraries"]["my.py"] for run in runs)
+    assert before != after
+    done = cli("compare", str(whole_run), "@last")
+    assert f"libraries.my.py {before} -> {after}" in done.stdout + done.stderr
     report = cli("report", "@last", "--format", "md")
-    assert f"my.py {versions[1]}" in report.stdout, report.stderr
-
-
-def test_other_runs_do_not_depend_on_a_file(cli) -> None:
-    assert cli(*ROW, "--backend", "gloo").returncode == Exit.OK
-    assert "my.py" not in last_run().run.environment["libraries"]
+    assert f"my.py {after}" in report.stdout, report.stderr
 
 
 # what is refused
@@ -270,10 +286,10 @@ def test_other_runs_do_not_depend_on_a_file(cli) -> None:
     ],
 )
 def test_a_file_that_does_not_keep_the_contract_is_refused(
-    bare, folder: Path, changes: Sequence[tuple[str, str]], message: str, hint: str
+    inside, folder: Path, changes: Sequence[tuple[str, str]], message: str, hint: str
 ) -> None:
     write_variant(folder / "my.py", *changes)
-    assert_usage(bare(*ROW, "--backend", "./my.py", "--dry-run"), message, hint)
+    assert_usage(inside(*ROW, "--backend", "./my.py", "--dry-run"), message, hint)
 
 
 @pytest.mark.parametrize(
@@ -287,23 +303,22 @@ def test_a_file_that_does_not_keep_the_contract_is_refused(
     ],
 )
 def test_a_word_that_names_no_backend_is_refused(
-    bare, folder: Path, word: str, message: str, hint: str
+    inside, folder: Path, word: str, message: str, hint: str
 ) -> None:
     (folder / "other").mkdir()
     for name in ("gloo.py", "My-Backend.py", "other/my.py"):
         (folder / name).write_text(SKELETON)
-    assert_usage(bare(*ROW, "--backend", word, "--dry-run"), message, hint)
+    assert_usage(inside(*ROW, "--backend", word, "--dry-run"), message, hint)
 
 
 # a run that goes on
 
 
 @pytest.fixture
-def cut_short(cli) -> Path:
+def cut_short(whole_run: Path, folder: Path) -> Path:
     """A run of the file's backend that lacks its last record and its end."""
-    assert cli(*ROW, "--sizes", "1K,2K", "--backend", "./my.py").returncode == Exit.OK
-    path = store.list_saved()[-1]
-    lines = path.read_bytes().splitlines(keepends=True)
+    path = folder / "run.jsonl"
+    lines = whole_run.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]))
     return path
 
@@ -371,8 +386,8 @@ def test_a_name_that_no_imported_module_registers_is_told(cli, plugin: str) -> N
     assert "borrowed" in done.stderr and "lent_plugin" in done.stderr
 
 
-def test_a_module_that_is_not_there_is_refused(bare) -> None:
-    done = bare(*ROW, "--backend", "lent", "--import", "gone_away", "--dry-run")
+def test_a_module_that_is_not_there_is_refused(inside) -> None:
+    done = inside(*ROW, "--backend", "lent", "--import", "gone_away", "--dry-run")
     assert_usage(done, "--import gone_away: there is no such module", "PYTHONPATH")
 
 
@@ -405,17 +420,3 @@ def test_ranks_of_a_suite_import_modules(cli, plugin: str, folder: Path) -> None
     done = cli("run", suite, "--import", "lent_plugin", PYTHONPATH=plugin)
     assert done.returncode == Exit.OK, done.stderr
     assert list_outcomes(last_run()) == [("lent", "ok", 0)]
-
-
-def test_what_a_backend_prints_is_not_among_the_rows(cli, folder: Path) -> None:
-    write_variant(
-        folder / "my.py",
-        (
-            "        import numpy\n\n",
-            "        import numpy\n\n        print('NOISE', flush=True)\n",
-        ),
-    )
-    done = cli(*ROW, "--backend", "./my.py", "--format", "csv")
-    assert done.returncode == Exit.OK, done.stderr
-    assert "NOISE" not in done.stdout and "NOISE" in done.stderr
-    assert len(done.stdout.splitlines()) == 2, os.linesep.join(done.stdout.splitlines())

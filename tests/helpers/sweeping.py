@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from paths import before
+from warm import Warm
 
 from collbench.records import run_file
 from collbench.records.types import Record
@@ -22,7 +21,7 @@ SUITE = """
 collectives = [{collectives}]
 backends = ["{backend}"]
 sizes = ["60004"]
-ranks = [2, 3]
+ranks = {ranks}
 in_place = {places}
 {more}
 
@@ -34,7 +33,7 @@ sync = "barrier"
 
 
 def write_suite(path: Path, backend: str, collectives: Iterable[str], **more: str) -> Path:
-    """A suite file of few samples, on 2 and on 3 ranks."""
+    """A suite file of few samples on so many ``ranks``."""
     words = {"backend": backend, "places": "false", "more": "", **more}
     names = ", ".join(f'"{name}"' for name in collectives)
     path.write_text(SUITE.format(collectives=names, **words))
@@ -52,15 +51,10 @@ def read_csv(text: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def run_without(package: str, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def run_without(
+    cli: Warm, package: str, folder: Path, *args: str
+) -> subprocess.CompletedProcess[str]:
     """``collbench ARGS`` in a Python that has not ``package``, told so by a file in ``folder``."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
-    return subprocess.run(
-        [sys.executable, "-m", "collbench", *args],
-        env={**os.environ, "PYTHONPATH": before(folder)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return cli(*args, PYTHONPATH=before(folder))

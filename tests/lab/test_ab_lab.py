@@ -38,7 +38,7 @@ def on_two_hosts(folder: Path, *named: str) -> tuple[RunFile, RunFile, str]:
     return base, head, done[0].stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_ab_launchers.py has both sides' worlds on one host
 def test_a_setting_is_compared_by_two_worlds_of_both_hosts(tmp_path: Path) -> None:
     base, head, out = on_two_hosts(tmp_path, "--head", "X=1")
     for file in (base, head):

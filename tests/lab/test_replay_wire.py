@@ -8,6 +8,7 @@ from pathlib import Path
 import counting
 import jobs
 import pytest
+from marks import long
 from warm import Warm
 
 from collbench.features.training.traffic import count_traffic
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("possible")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
+@pytest.mark.parametrize("ranks", [2, long(4)])
+@pytest.mark.parametrize("name", [long("ddp"), long("fsdp2"), "moe"])
 def test_a_replay_sends_what_the_job_sent(
     warm: Warm, name: str, ranks: int, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_ranks_are_on_the_listed_hosts_in_their_order(lab: Lab, tmp_path: Path) 
     assert all(commands_on(host) == [] for host in lab.hosts)
 
 
+@pytest.mark.slow
 def test_each_host_that_cannot_keep_ranks_is_named_with_the_reason(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_each_host_that_cannot_keep_ranks_is_named_with_the_reason(
     assert hint.startswith("  hint: does this reach it? ssh -F ")
 
 
+@pytest.mark.slow
 def test_hosts_without_this_collbench_are_refused(lab: Lab, tmp_path: Path) -> None:
     """One has no such Python, one a Python without collbench, one another version."""
     interpreter = Path(sys.executable).resolve()

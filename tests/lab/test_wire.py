@@ -10,6 +10,7 @@ from pathlib import Path
 import counting
 import launching
 import pytest
+from marks import long
 from network import Lab
 
 from collbench.core import algorithms, simulate
@@ -57,8 +58,9 @@ def table(case: Case) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize(
+    ("backend", "n"), [("gloo", 4), ("mpi", 2), long("gloo", 2), long("mpi", 4)]
+)
 def test_links_carry_what_the_table_says(warm, backend: str, n: int, tmp_path: Path) -> None:
     """Within 2 %, read from outside."""
     with counting.Network(warm) as network:
@@ -132,8 +134,11 @@ STEPS = {
 }
 
 
+QUICK = ("ddp", "fsdp2", "pipeline", "tokens")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [name if name in QUICK else long(name) for name in STEPS])
 def test_links_carry_what_the_operations_of_a_step_send(warm, name: str, tmp_path: Path) -> None:
     """Within 1 %, but for what the library is known to run instead of one of them."""
     path = tmp_path / "run.jsonl"
@@ -152,6 +157,7 @@ def test_links_carry_what_the_operations_of_a_step_send(warm, name: str, tmp_pat
     assert found.counted_bytes == pytest.approx(found.known_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_hosts_are_added_up_and_counted_once_each(tmp_path: Path) -> None:
     """Two ranks on each of two hosts: half of what they send stays on loopback."""
     path = tmp_path / "run.jsonl"

@@ -25,35 +25,37 @@ def adds_as(record) -> tuple[str, ...]:
     return record.chose.adds_as if record.chose else ()
 
 
+@pytest.mark.slow
 def test_gloo_adds_as_a_ring_that_goes_down(measure) -> None:
-    swept = cases(
-        collectives=("all_reduce",), sizes=(256, 70_000), dtypes=("float", "bfloat16")
-    ) + cases(collectives=("all_reduce",), sizes=(4096,), in_place=(True,))
+    swept = [
+        *cases(collectives=("all_reduce",), sizes=(256,), dtypes=("bfloat16",)),
+        *cases(collectives=("all_reduce",), sizes=(70_000,)),
+        *cases(collectives=("all_reduce",), sizes=(4096,), in_place=(True,)),
+    ]
     for record in measure(swept, **SETTINGS):
         assert adds_as(record)[0].startswith("ring:down"), (record.case.key, adds_as(record))
         assert derive_row(record).chose.endswith("(by its sums)")
 
 
+@pytest.mark.slow
 def test_reference_algorithms_add_as_themselves(measure) -> None:
+    three = ("ring", "recursive_doubling", "reduce_broadcast")
     swept = [
-        *cases(
-            collectives=("all_reduce",),
-            sizes=(64, 16_000),
-            algorithms=("ring", "recursive_doubling", "reduce_broadcast"),
-            ops=("sum", "avg"),
-        ),
-        *cases(collectives=("reduce_scatter",), sizes=(16_000,), algorithms=("ring",)),
-        *cases(collectives=("reduce",), sizes=(16_000,), algorithms=("binomial",), roots=(1,)),
+        *cases(collectives=("all_reduce",), sizes=(4000,), algorithms=three),
+        *cases(collectives=("all_reduce",), sizes=(64,), algorithms=three[:1], ops=("avg",)),
+        *cases(collectives=("reduce_scatter",), sizes=(4000,), algorithms=("ring",)),
+        *cases(collectives=("reduce",), sizes=(4000,), algorithms=("binomial",), roots=(1,)),
     ]
     for record in measure(swept, **SETTINGS):
         named = [name.partition(",")[0] for name in adds_as(record)]
         assert record.case.algorithm in named, (record.case.key, adds_as(record))
 
 
+@pytest.mark.slow
 def test_what_is_exact_in_any_order_has_no_name(measure) -> None:
     swept = cases(
         collectives=("all_reduce", "all_gather"),
-        sizes=(4096,),
+        sizes=(1024,),
         dtypes=("float", "int32"),
         ops=("sum", "max"),
     )
@@ -75,7 +77,7 @@ def test_nothing_is_looked_for_unless_it_is_asked_for(measure) -> None:
 
 def test_shared_memory_adds_as_the_algorithm_that_it_runs(measure) -> None:
     swept = cases(
-        collectives=("all_reduce",), sizes=(16_000,), backends=("shm",), algorithms=("ring",)
+        collectives=("all_reduce",), sizes=(4000,), backends=("shm",), algorithms=("ring",)
     ) + cases(collectives=("scan",), sizes=(800,), backends=("shm",), algorithms=("chain",))
     found = [record for record in measure(swept, **SETTINGS) if record.status == "ok"]
     assert found
@@ -83,6 +85,7 @@ def test_shared_memory_adds_as_the_algorithm_that_it_runs(measure) -> None:
         assert record.case.algorithm in adds_as(record), (record.case.key, adds_as(record))
 
 
+@pytest.mark.slow
 def test_one_call_that_adds_otherwise_leaves_no_name(measure) -> None:
     """Of the 64 calls on random numbers after some ten others, one flips a bit."""
     (case,) = cases(collectives=("all_reduce",), sizes=(64,), backends=("saboteur",))
@@ -104,9 +107,10 @@ def has_mpi() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_mpi(), reason="no mpi4py, or no mpirun")
 def test_mpi_adds_as_recursive_doubling_and_what_adds_alike(measure) -> None:
-    (case,) = cases(collectives=("all_reduce",), sizes=(4096,), backends=("mpi",))
+    (case,) = cases(collectives=("all_reduce",), sizes=(1024,), backends=("mpi",))
     (record,) = measure([case], **SETTINGS)
     assert {"recursive_doubling", "torus2d", "binomial by low bits"} <= {*adds_as(record)}
     assert derive_row(record).chose.startswith("recursive_doubling +")

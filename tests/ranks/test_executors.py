@@ -34,15 +34,22 @@ def cases(collective: str, **axes: object) -> list[Case]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "n"), [("shm", 1), ("shm", 4), long("shm", 5), ("gloo", 1), ("gloo", 4)]
+    ("backend", "n", "elements"),
+    [
+        *(("shm", 4, "few"), ("gloo", 4, "odd"), ("gloo", 1, "odd"), long("shm", 1, "odd")),
+        *(long("shm", 4, "odd"), long("gloo", 4, "few"), long("shm", 5, "few")),
+    ],
 )
 def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
-    measure, backend: str, n: int
+    measure, backend: str, n: int, elements: str
 ) -> None:
+    """The odd ones in place, where a collective can be; the few from one buffer to another."""
     swept: list[Case] = []
-    for collective in COLLECTIVES:
-        sizes = (8, 4 * 1003 * n) if not COLLECTIVES[collective].total else (4 * n, 4 * 1003 * n)
-        swept += cases(collective, backends=(backend,), ranks=(n,), sizes=sizes, roots=(n - 1,))
+    for collective, row in COLLECTIVES.items():
+        few, odd = 4 * n if row.total else 8, 4 * 1003 * n
+        size, place = (few, False) if elements == "few" else (odd, bool(row.in_place))
+        axes = {"sizes": (size,), "in_place": (place,), "roots": (n - 1,)}
+        swept += cases(collective, backends=(backend,), ranks=(n,), **axes)
     found = measure(swept, **QUICK)
     for record in found:
         assert (record.status, record.note) == ("ok", record.note), record.case.key
@@ -56,27 +63,34 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", EXECUTORS)
-def test_every_algorithm_is_right_for_every_datatype_on_three_ranks(measure, backend: str) -> None:
-    """One of each width where data is only moved."""
-    n, widths = 3, {kind.size: name for name, kind in DTYPES.items()}
-    swept: list[Case] = []
+def test_every_algorithm_is_right_for_narrow_and_wide_elements(measure, backend: str) -> None:
+    """On three ranks; and of one algorithm that adds, every datatype."""
+    n, swept = 3, []
     for collective in sorted(set(COLLECTIVES) - {"barrier"}):
         size = 8 * 11 * (n if COLLECTIVES[collective].total else 1)
-        dtypes = tuple(DTYPES) if COLLECTIVES[collective].reduces else tuple(widths.values())
-        axes = {"sizes": (size,), "dtypes": dtypes, "in_place": (False,), "roots": (n - 1,)}
-        swept += cases(collective, backends=(backend,), ranks=(n,), **axes)
-    found = measure(swept, **QUICK)
+        axes = {"backends": (backend,), "ranks": (n,), "sizes": (size,), "roots": (n - 1,)}
+        axes |= {"in_place": (False,)}
+        swept += cases(collective, dtypes=("int8", "double"), **axes)
+        if collective == "all_reduce":
+            of_all = cases(collective, dtypes=tuple(DTYPES), **axes)
+            swept += [each for each in of_all if each.algorithm == "ring"]
+    found = measure(list(dict.fromkeys(swept)), **QUICK)
     assert [(r.case.key, r.note) for r in found if (r.status, r.wrong) != ("ok", 0)] == []
     assert {r.case.dtype for r in found} == set(DTYPES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", EXECUTORS)
-def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "algorithm"),
+    [("shm", "one_shot"), ("gloo", "ring"), long("shm", "ring"), long("gloo", "one_shot")],
+)
+def test_every_reduction_is_right_for_every_datatype_or_refused(
+    measure, backend: str, algorithm: str
+) -> None:
     swept = expand_axes(
         Axes(
             collectives=("all_reduce",),
-            algorithms=("ring", "one_shot"),
+            algorithms=(algorithm,),
             backends=(backend,),
             ranks=(2,),
             sizes=(8 * 33,),
@@ -93,40 +107,44 @@ def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
+LARGE = {
+    "all_reduce": ("ring", "two_shot"),
+    "reduce_scatter": ("pairwise",),
+    "all_gather": ("bruck",),
+    "all_to_all": ("pairwise",),
+    "broadcast": ("chain",),
+    "scan": ("recursive_doubling",),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_large_buffers_in_slices_and_parts_are_right(measure, backend: str) -> None:
     """Over 8 MiB with a remainder: shm goes through its program in slices, messages travel in
     parts."""
-    names = (
-        "ring",
-        "two_shot",
-        "halving_doubling",
-        "recursive_doubling",
-        "chain",
-        "pairwise",
-        "bruck",
-    )
     axes = {"backends": (backend,), "ranks": (3,), "sizes": ((9 << 20) + 12,)}
-    collectives = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "scan")
-    swept = [case for one in collectives for case in cases(one, **axes) if case.algorithm in names]
+    swept = [
+        case
+        for one, names in LARGE.items()
+        for case in cases(one, in_place=(one == "all_reduce",), **axes)
+        if case.algorithm in names
+    ]
+    assert len(swept) == sum(map(len, LARGE.values()))
     for record in measure(swept, **QUICK):
         assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
-def test_uneven_blocks_arrive_whole(measure) -> None:
-    splits = ("uniform", "spread:1", "zipf:1.2")
+@pytest.mark.parametrize(
+    ("nbytes", "splits"),
+    [
+        (3000, ("uniform", "spread:1", "zipf:1.2")),
+        pytest.param(24 << 20, ("zipf:1.2",), marks=pytest.mark.slow),
+    ],
+)
+def test_uneven_blocks_arrive_whole(measure, nbytes: int, splits: tuple[str, ...]) -> None:
     for backend in EXECUTORS:
-        for record in measure(
-            cases(
-                "all_to_allv",
-                backends=(backend,),
-                ranks=(3,),
-                sizes=(3000, 24 << 20),
-                splits=splits,
-            ),
-            **QUICK,
-        ):
+        axes = {"backends": (backend,), "ranks": (3,), "sizes": (nbytes,), "splits": splits}
+        for record in measure(cases("all_to_allv", **axes), **QUICK):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
@@ -144,15 +162,14 @@ def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
                 ranks=(2,),
                 sizes=(4096,),
                 modes=("isolated", "streaming", "host"),
+                in_place=(False,),
             )
         )[0]
         for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
-def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_before(
-    collbench,
-) -> None:
+def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_before(cli) -> None:
     options = (
         "-g",
         "2",
@@ -168,9 +185,10 @@ def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_befo
         "--format",
         "nccl",
     )
-    text = collbench(
-        "all_reduce", "--backend", "shm", "--algo", "native,tree,reduce_broadcast", *options
-    )
+    algorithms = ("--backend", "shm", "--algo", "native,tree,reduce_broadcast")
+    done = cli("all_reduce", *algorithms, *options)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
     assert text.count("Collective test starting") == 1
     assert len([line for line in text.splitlines() if line.split()[:2] == ["1024", "256"]]) == 1
     assert "# skipped" in text and "name an algorithm" in text
@@ -197,8 +215,8 @@ def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
     # of MPI, Ray and Python, in other tests
     others = re.compile("vader|sm_segment|mpich|ray|plasma|pym-|sem\\.")
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    record, *_ = measure(cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,)))
-    assert record.status == "ok"
+    (case, *_) = cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,))
+    assert [record.status for record in measure([case], **QUICK)] == ["ok"]
     assert not [name for name in set(os.listdir("/dev/shm")) - before if not others.match(name)]  # noqa: PTH208
 
 
@@ -228,6 +246,7 @@ def test_plugins_leave_the_checkout_under_test_in_its_place(
     assert "the one under test" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_algorithm_added_in_one_file_is_known_everywhere(collbench) -> None:
     """plugins/algorithms/planted.py is all there is of it."""
     assert "line" in collbench("list")

@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from warm import Started, Warm
 
 from collbench.run.launch.board import LEAVE_SECONDS
 
-# Rank 0 holds Python's lock for 5 s, and has made the file before it lets go; nothing else of its
+# Rank 0 holds Python's lock for 3 s, and has made the file before it lets go; nothing else of its
 # process can run meanwhile. Rank 1 asks in the middle of that.
 HOLDING = """
 import ctypes, sys, time
@@ -34,9 +34,9 @@ with join.hold_meeting(member, 60) as meeting:
     control.barrier()
     if member.rank == 0:
         libc = ctypes.PyDLL(None)
-        libc.usleep(5_000_000), libc.creat(str(released).encode(), 0o600)
+        libc.usleep(3_000_000), libc.creat(str(released).encode(), 0o600)
     else:
-        time.sleep(1)
+        time.sleep(0.3)
         store.set("asked", "1")
         print(store.get("asked").decode(), "after" if released.exists() else "before")
     control.barrier()
@@ -62,16 +62,28 @@ with join.hold_meeting(member, 60) as meeting:
 MEETING = "collbench.run.launch.meeting"
 
 
-def start(rank: int, port: int, *command: str) -> subprocess.Popen[str]:
-    """A process for a rank of two."""
+def make_env(rank: int, port: int) -> dict[str, str]:
+    """The environment of a rank of two."""
     own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    return subprocess.Popen(
-        [sys.executable, *command],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **own, "MASTER_PORT": str(port)},
-    )
+    return {**os.environ, **own, "MASTER_PORT": str(port)}
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(warm: Warm, tmp_path: Path) -> Start:
+    """``start(rank, port, *args)``: ``collbench ARGS`` as a rank of two, or where ``code`` is given
+    this with ARGS."""
+
+    def begin(rank: int, port: int, *args: str, code: str = "") -> Started:
+        if not code:
+            return warm.start(*args, env=make_env(rank, port))
+        script = tmp_path / f"{rank}.py"
+        script.write_text(code)
+        return warm.start(*args, env=make_env(rank, port), script=str(script))
+
+    return begin
 
 
 def free_port() -> int:
@@ -79,32 +91,36 @@ def free_port() -> int:
         return int(at.getsockname()[1])
 
 
-def test_no_rank_waits_for_pythons_lock_of_another(tmp_path: Path) -> None:
+def test_no_rank_waits_for_pythons_lock_of_another(start: Start, tmp_path: Path) -> None:
     port = free_port()
-    ranks = [start(rank, port, "-c", HOLDING, str(tmp_path / "released")) for rank in range(2)]
+    released = str(tmp_path / "released")
+    ranks = [start(rank, port, released, code=HOLDING) for rank in range(2)]
     ends = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], ends
     assert ends[1][0] == "1 before\n"
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_stops_when_all_others_have_left_is_ended() -> None:
+def test_a_rank_0_that_stops_when_all_others_have_left_is_ended(start: Start) -> None:
     """Its launcher would wait for it for ever."""
     port = free_port()
-    ranks = [start(rank, port, "-c", STOPPING) for rank in range(2)]
+    ranks = [start(rank, port, code=STOPPING) for rank in range(2)]
     ends = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 0], ends
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_is_stopped_with_its_launcher_is_a_persons() -> None:
+def test_a_rank_0_that_is_stopped_with_its_launcher_is_a_persons(start: Start) -> None:
     port, shell = (
         free_port(),
         "import os, subprocess, signal, sys\np = subprocess.Popen(sys.argv[1:])\n",
     )
     shell += "os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(p.wait())"
-    launcher = start(0, port, "-c", shell, sys.executable, "-c", STOPPING)
-    other = start(1, port, "-c", STOPPING)
+    command = [sys.executable, "-c", shell, sys.executable, "-c", STOPPING]
+    launcher = subprocess.Popen(
+        command, env=make_env(0, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    other = start(1, port, code=STOPPING)
     assert launcher.stdout and other.wait(60) == 0
     pid = int(launcher.stdout.readline())
     time.sleep(LEAVE_SECONDS + 4)
@@ -114,7 +130,7 @@ def test_a_rank_0_that_is_stopped_with_its_launcher_is_a_persons() -> None:
     assert launcher.returncode == 0
 
 
-def meeting_of(rank: subprocess.Popen[str]) -> psutil.Process:
+def meeting_of(rank: Started) -> psutil.Process:
     """The process in which the ranks of rank 0 meet, once it is there."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -125,9 +141,9 @@ def meeting_of(rank: subprocess.Popen[str]) -> psutil.Process:
     raise AssertionError("ranks meet nowhere")
 
 
-def test_the_process_is_light_and_ends_with_rank_0(tmp_path: Path) -> None:
+def test_the_process_is_light_and_ends_with_rank_0(start: Start) -> None:
     """Signals to all processes of a terminal or a launcher leave it to rank 0."""
-    rank = start(0, free_port(), "-m", "collbench", "all_reduce", "--no-save")
+    rank = start(0, free_port(), "all_reduce", "--no-save")
     process = meeting_of(rank)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
@@ -144,20 +160,20 @@ def test_the_process_is_light_and_ends_with_rank_0(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def of_torchrun(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts a rank of two on this host, the other of which never comes."""
 
-    def begun(rank: int, *more: str) -> subprocess.Popen[str]:
+    def begun(rank: int, *more: str) -> Started:
         own = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
         for name, value in (own | {"TMPDIR": str(tmp_path)}).items():
             monkeypatch.setenv(name, value)
-        return start(rank, free_port(), "-m", "collbench", "all_reduce", "--no-save", *more)
+        return start(rank, free_port(), "all_reduce", "--no-save", *more)
 
     return begun
 
 
 def test_what_a_killed_rank_0_has_left_goes_with_the_process(
-    of_torchrun: Callable[..., Any], tmp_path: Path
+    of_torchrun: Start, tmp_path: Path
 ) -> None:
     """As torchrun kills a stopped one, when no other process of its launch is left."""
     rank = of_torchrun(0)
@@ -170,7 +186,7 @@ def test_what_a_killed_rank_0_has_left_goes_with_the_process(
 
 
 def test_a_rank_that_waits_for_rank_0_in_vain_leaves_no_folder(
-    of_torchrun: Callable[..., Any], tmp_path: Path
+    of_torchrun: Start, tmp_path: Path
 ) -> None:
     rank = of_torchrun(1, "-T", "1")
     err = rank.communicate(timeout=60)[1]

@@ -38,8 +38,9 @@ def measured(
     return world, [line for line in lines if isinstance(line, Record)]
 
 
+@pytest.mark.slow
 def test_every_pair_of_five_has_its_own_data_and_the_fifth_idles(launcher: Launcher) -> None:
-    asked = {"sizes": (8, 65536), "ranks": (5,), "in_place": (False,), "groups": "pairs"}
+    asked = {"sizes": (65536,), "ranks": (5,), "in_place": (False,), "groups": "pairs"}
     cases = expand_axes(Axes(collectives=("sendrecv",), **asked))[0]  # type: ignore[arg-type]
     cases += expand_axes(Axes(collectives=("all_reduce",), algorithms=("ring",), **asked))[0]  # type: ignore[arg-type]
     whole = Case(collective="all_reduce", backend="gloo", n=5, nbytes=64, op="sum")
@@ -56,12 +57,12 @@ def test_every_pair_of_five_has_its_own_data_and_the_fifth_idles(launcher: Launc
 
 
 def test_one_way_at_a_time_every_pair_has_its_own_data(launcher: Launcher) -> None:
-    asked = {"sizes": (8, 65536), "ranks": (3,), "in_place": (True,), "groups": "pairs"}
+    asked = {"sizes": (8,), "ranks": (3,), "in_place": (True,), "groups": "pairs"}
     way = {"algorithms": ("binomial",), "roots": (0, 1)}
     cases = expand_axes(Axes(collectives=("broadcast",), **asked, **way))[0]  # type: ignore[arg-type]
     _, found = measured(launcher, cases, 3)
     every = {(a, b) for a in range(3) for b in range(3) if a != b}
-    assert sorted(record.case.pair for record in found) == sorted([*every, *every])
+    assert sorted(record.case.pair for record in found) == sorted(every)
     assert {(record.status, record.wrong) for record in found} == {("ok", 0)}
     assert all(record.checked for record in found)
 
@@ -196,7 +197,7 @@ def test_a_planted_late_rank_is_flagged(cli) -> None:
         "-g",
         "2",
         "-n",
-        "60",
+        "30",
         "--sync",
         "barrier",
         "--place",

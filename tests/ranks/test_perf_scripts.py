@@ -18,6 +18,7 @@ import pytest
 import shells
 from needs import stop_without
 from paths import before
+from warm import Warm
 
 from collbench.core.backend_info import backend_info
 from collbench.run.backends._torch_refusal import missing_gpu
@@ -171,31 +172,20 @@ PARTS = {
     "sections.py": "a module of other scripts",
     "stream.py": "lab.py runs it",
 }
-# forms that take less than seven seconds
-QUICK = (
-    "advice",
-    "advice-1",
-    "faults",
-    "fleet_skew",
-    "fuzz",
-    "gate_power",
-    "gpu",
-    "guidelines",
-    "judging",
-    "locate",
-    "nights",
-    "report",
-    "simulate",
-)
+# forms that take about a second, and those that take seconds
+QUICK = ("fleet_skew", "locate", "simulate")
+SLOW = ("faults", "gpu", "fuzz", "gate_power", "guidelines", "nights", "report")
 
 
 def name_forms() -> Iterator[object]:
-    """A parameter for each form; those that take more than seven seconds are long."""
+    """A parameter for each form; those that are in neither list are long."""
     for script, forms in SMALL.items():
         for number, form in enumerate(forms):
             name = script.removesuffix(".py") + (f"-{number}" if number else "")
-            long = [pytest.mark.long, pytest.mark.timeout(SECONDS + 20)]
-            yield pytest.param(script, form, id=name, marks=[] if name in QUICK else long)
+            marks = [] if name in QUICK else [pytest.mark.slow]
+            if name not in (*QUICK, *SLOW):
+                marks += [pytest.mark.long, pytest.mark.timeout(SECONDS + 20)]
+            yield pytest.param(script, form, id=name, marks=marks)
 
 
 def find_ucx() -> str:
@@ -262,6 +252,32 @@ def experiment(cli, tmp_path: Path) -> None:
         path.rename(tmp_path / f"recorded-{side}.jsonl")
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_script(
+    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Run:
+    """``run_script(environment, script, *words)`` in the test's folder: by a Python of its own, or
+    where the test is not long by one that has loaded all."""
+    is_long = request.node.get_closest_marker("long")
+    monkeypatch.chdir(tmp_path)
+
+    def run(environment: str, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": before(ROOT)}
+        if not (is_long or environment):
+            env["PYTHONPATH"] += f"{os.pathsep}{SCRIPTS}"  # a Python adds it for its script
+            process = warm.start(*words, script=script, env=env)
+            out, err = process.communicate(SECONDS)
+            return subprocess.CompletedProcess([script, *words], process.wait(), out, err)
+        python = ENVIRONMENTS / environment / "bin" / "python" if environment else sys.executable
+        pipes = {"capture_output": True, "text": True, "timeout": SECONDS}
+        return subprocess.run([python, script, *words], env=env, check=False, **pipes)
+
+    return run
+
+
 def list_reports() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in REPORTS.rglob("*")}
 
@@ -277,26 +293,19 @@ def test_no_program_is_called_a_part() -> None:
 
 
 @pytest.mark.parametrize(("script", "form"), [*name_forms()])
-def test_a_script_runs_to_its_end(script: str, form: Form, tmp_path: Path, request) -> None:
+def test_a_script_runs_to_its_end(
+    script: str, form: Form, tmp_path: Path, run_script: Run, request
+) -> None:
     for name in form.needs:
         if reason := NEEDS[name]():
             stop_without(name, reason)
     make_inputs(tmp_path)
     if "recorded-" in form.arguments:
         request.getfixturevalue("experiment")
-    python = str(ENVIRONMENTS / form.python / "bin" / "python") if form.python else sys.executable
     words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", form.arguments)]
     words = [w.format(root=ROOT, python=sys.executable, ucx=find_ucx()) for w in words]
     kept = list_reports()
-    done = subprocess.run(
-        [python, str(SCRIPTS / script), *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": before(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = run_script(form.python, str(SCRIPTS / script), *words)
     assert done.returncode == 0, done.stderr
     assert list_reports() == kept
     if form.output.endswith(".png"):

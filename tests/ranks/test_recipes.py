@@ -232,6 +232,7 @@ def slurm(script: str, *args: str, **env: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_one_off_runs_real_ranks() -> None:
     done = slurm("once.sbatch", "all_reduce", *QUICK)
     header, *rows = done.stdout.splitlines()
@@ -241,6 +242,7 @@ def test_one_off_runs_real_ranks() -> None:
     )  # one table
 
 
+@pytest.mark.slow
 def test_one_off_ends_with_collbenchs_code() -> None:
     done = slurm("once.sbatch", "all_reduce", "--nonsense")
     assert done.returncode == 2 and "--nonsense" in done.stderr

@@ -57,7 +57,7 @@ def trace() -> Trace:
     return Trace("test", tuple(ranks))
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_the_data_of_a_replay_is_right(backend: str, play: Play) -> None:
     records = play(step_of(trace(), Asked(gaps="none")), backend)
     assert [(record.status, record.note) for record in records] == [("ok", "")] * 3
@@ -80,6 +80,7 @@ def test_computing_between_calls_takes_as_long_as_it_did(play: Play) -> None:
     assert min(whole.times_ns) >= 5 * MS
 
 
+@pytest.mark.slow
 def test_a_trace_is_replayed_from_the_command_line(cli, tmp_path: Path) -> None:
     call = Call("all_reduce", nbytes=1 << 16, dtype="float", op="sum")
     (tmp_path / "job").mkdir()

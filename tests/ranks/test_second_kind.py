@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import Server
 
 import collbench
 
+Call = Callable[..., subprocess.CompletedProcess[str]]
 PACKAGE = Path(collbench.__file__).parent
 STRANGER = Path(__file__).parents[1] / "strangers" / "pingpong"
 SUITE = """
@@ -35,31 +36,40 @@ TITLES = {"pingpong of 4096 B", "pingpong of 65536 B"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package that has the feature, a suite that asks for it, and the
-    run of that."""
+    """A folder with a copy of the package that has the feature, and a suite that asks for it."""
     folder = tmp_path_factory.mktemp("second")
     copy = folder / "lib" / "collbench"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)  # with what is compiled
     shutil.copytree(STRANGER, copy / "features" / "pingpong")
     names = copy / "features" / "__init__.py"
     names.write_text(names.read_text().replace("NAMES = (", 'NAMES = ("pingpong", '))
     (folder / "transfers.toml").write_text(SUITE)
-    done = call(folder, "run", "transfers.toml", "-g", "2", "--output", "run.jsonl", "--tag", "one")
-    assert done.returncode == 0, done.stderr
     return folder
 
 
-def call(folder: Path, *words: str, has_feature: bool = True) -> subprocess.CompletedProcess[str]:
-    library = folder / "lib" if has_feature else PACKAGE.parent
-    return subprocess.run(
-        [sys.executable, "-m", "collbench", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(library), "COLLBENCH_HOME": str(folder / "home")},
-        timeout=300,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def call(place: Path) -> Iterator[Call]:
+    """``call(*words)``: ``collbench WORDS`` in the folder, from the copy, or from the package as it
+    is where it ``has_feature`` not."""
+    server = Server(place, "numpy", "msgspec", "typer", "rich.console", "psutil", "pandas")
+
+    def run(*words: str, has_feature: bool = True) -> subprocess.CompletedProcess[str]:
+        library = place / "lib" if has_feature else PACKAGE.parent
+        env = {"PYTHONPATH": str(library), "COLLBENCH_HOME": str(place / "home")}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place)
+            return server(*words, **env)
+
+    yield run
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def ran(place: Path, call: Call) -> Path:
+    """The folder with the suite's run."""
+    done = call("run", "transfers.toml", "-g", "2", "--output", "run.jsonl", "--tag", "one")
+    assert done.returncode == 0, done.stderr
+    return place
 
 
 def cut(folder: Path, name: str) -> None:
@@ -85,15 +95,16 @@ def test_nothing_else_of_the_package_was_changed(place: Path) -> None:
     assert sorted(changed) == ["__init__.py", "pingpong"]
 
 
-def test_it_is_planned(place: Path) -> None:
-    done = call(place, "run", "transfers.toml", "-g", "2", "--dry-run")
+def test_it_is_planned(call: Call) -> None:
+    done = call("run", "transfers.toml", "-g", "2", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "4 KiB" in done.stdout and "64 KiB" in done.stdout
     assert "model" in done.stdout  # skipped, with the reason
 
 
-def test_it_is_measured_and_verified(place: Path) -> None:
-    measured = [one for one in records(place / "run.jsonl") if one["status"] == "ok"]
+@pytest.mark.slow
+def test_it_is_measured_and_verified(ran: Path) -> None:
+    measured = [one for one in records(ran / "run.jsonl") if one["status"] == "ok"]
     assert len(measured) == 2
     for one in measured:
         times, invalid = one["times_ns"], one.get("invalid", {})
@@ -103,33 +114,38 @@ def test_it_is_measured_and_verified(place: Path) -> None:
         assert one["checked"] and one["wrong"] == 0
 
 
-def test_a_run_that_was_cut_is_resumed(place: Path) -> None:
-    cut(place, "cut.jsonl")
-    done = call(place, "run", "--resume", "cut.jsonl")
+@pytest.mark.slow
+def test_a_run_that_was_cut_is_resumed(ran: Path, call: Call) -> None:
+    cut(ran, "cut.jsonl")
+    done = call("run", "--resume", "cut.jsonl")
     assert done.returncode == 0, done.stderr
-    assert sum(one["status"] == "ok" for one in records(place / "cut.jsonl")) == 2
+    assert sum(one["status"] == "ok" for one in records(ran / "cut.jsonl")) == 2
 
 
-def test_it_is_reported_and_compared(place: Path) -> None:
-    done = call(place, "report", "run.jsonl", "-o", "page.html")
+@pytest.mark.slow
+def test_it_is_reported_and_compared(ran: Path, call: Call) -> None:
+    done = call("report", "run.jsonl", "-o", "page.html")
     assert done.returncode == 0, done.stderr
-    assert "pingpong of 4096 B" in (place / "page.html").read_text()
-    again = call(place, "run", "transfers.toml", "-g", "2", "--output", "again.jsonl")
-    assert again.returncode == 0, again.stderr
-    done = call(place, "compare", "run.jsonl", "again.jsonl", "--format", "json")
+    assert "pingpong of 4096 B" in (ran / "page.html").read_text()
+    text = (ran / "run.jsonl").read_text()
+    name = json.loads(text.splitlines()[0])["id"]
+    (ran / "again.jsonl").write_text(text.replace(name, name[:-1] + "x"))
+    done = call("compare", "run.jsonl", "again.jsonl", "--format", "json")
     assert done.returncode == 3  # one launch a side: no verdict
     compared = json.loads(done.stdout)["rows"]
     assert {row["case"]["step"] for row in compared} == TITLES
 
 
-def test_its_runs_are_shown_where_it_is_not_installed(place: Path) -> None:
-    done = call(place, "report", "run.jsonl", "--format", "md", "-o", "bare.md", has_feature=False)
+@pytest.mark.slow
+def test_its_runs_are_shown_where_it_is_not_installed(ran: Path, call: Call) -> None:
+    done = call("report", "run.jsonl", "--format", "md", "-o", "bare.md", has_feature=False)
     assert done.returncode == 0, done.stderr
-    assert all(title in (place / "bare.md").read_text() for title in TITLES)
+    assert all(title in (ran / "bare.md").read_text() for title in TITLES)
 
 
-def test_a_run_is_not_resumed_where_it_is_not_installed(place: Path) -> None:
-    cut(place, "half.jsonl")
-    done = call(place, "run", "--resume", "half.jsonl", has_feature=False)
+@pytest.mark.slow
+def test_a_run_is_not_resumed_where_it_is_not_installed(ran: Path, call: Call) -> None:
+    cut(ran, "half.jsonl")
+    done = call("run", "--resume", "half.jsonl", has_feature=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "no feature of this installation" in done.stderr

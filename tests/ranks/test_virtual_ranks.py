@@ -3,6 +3,8 @@ rank's."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from collbench.records.derive import derive_row
@@ -14,12 +16,10 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
 
-def run(
-    launcher: Launcher, cases: list[Case], env: tuple[tuple[str, str], ...] = ()
-) -> tuple[World, list[Record]]:
+def run(launcher: Launcher, cases: list[Case]) -> tuple[World, list[Record]]:
     jobs = [Job(case, 3, "small") for case in cases]
     policy = Policy(iters=7, warmup=1, virtual=True)
-    plan = Plan(0, "imagined", cases[0].n, env, policy, jobs, 60.0)
+    plan = Plan(0, "imagined", cases[0].n, (), policy, jobs, 60.0)
     lines: list[World | Record] = []
     launcher.run([plan], Listener(lines.append))
     world, *records = lines
@@ -34,7 +34,10 @@ def case(n: int, in_place: bool = False, op: str = "sum", backend: str = "imagin
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_one_process_holds_all_ranks_and_checks_each(launcher: Launcher, n: int) -> None:
+def test_one_process_holds_all_ranks_and_checks_each(
+    launcher: Launcher, fault: Path, n: int
+) -> None:
+    fault.write_text("")
     world, (out, into, mean) = run(launcher, [case(n), case(n, in_place=True), case(n, op="avg")])
     assert world.virtual and world.n == n and not world.oversubscribed
     assert [info.rank for info in world.ranks] == list(range(n)) and len(
@@ -54,8 +57,9 @@ def test_one_process_holds_all_ranks_and_checks_each(launcher: Launcher, n: int)
     assert mean.status == "skipped" and mean.note == "beyond imagination"
 
 
-def test_the_virtual_rank_that_is_wrong_is_named(launcher: Launcher) -> None:
-    _, (record,) = run(launcher, [case(4)], (("WRONG", "2"),))
+def test_the_virtual_rank_that_is_wrong_is_named(launcher: Launcher, fault: Path) -> None:
+    fault.write_text("wrong:2")
+    _, (record,) = run(launcher, [case(4)])
     assert record.status == "wrong" and record.first_wrong and record.first_wrong.rank == 2
     assert record.wrong == 1000 and "first on rank 2 at 0" in record.note
 

@@ -1,10 +1,11 @@
-"""All ranks of an all_reduce in one process, for trying virtual ranks without a GPU. WRONG=RANK
-spoils what it gets."""
+"""All ranks of an all_reduce in one process, for trying virtual ranks without a GPU. ``wrong:RANK``
+in SABOTAGE_FILE spoils what it gets."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class Imagined(Base):
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
-        wrong = int(os.environ.get("WRONG", "-1"))
+        what, _, rank = Path(os.environ["SABOTAGE_FILE"]).read_text().partition(":")
+        wrong = int(rank) if what == "wrong" else -1
 
         def run() -> None:
             total = torch.stack(list(sends)).sum(0)
