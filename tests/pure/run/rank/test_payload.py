@@ -152,7 +152,7 @@ def prove(dtype: str, op: str, n: int, some: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_every_order_gives_the_expected_bits(dtype: str, op: str) -> None:
-    for n in (1, 2, 3, 5, 8, 17, 64):
+    for n in (1, 2, 3, 5, 17, *((64,) if DTYPES[dtype].size == 1 else ())):  # more than it adds
         prove(dtype, op, n, 512 if DTYPES[dtype].kind == "float" and n < 64 else 64)
 
 
@@ -231,7 +231,7 @@ def shares_felt(tables: payload.Tables, n: int, rank: int) -> list[float]:
     return felt
 
 
-@pytest.mark.parametrize("n", [2, 9])
+@pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_every_rank_is_felt(dtype: str, op: str, n: int) -> None:
     tables = tables_of(dtype, op, n)
@@ -249,8 +249,10 @@ def test_every_rank_is_felt_among_many(dtype: str, op: str) -> None:
         assert min(shares_felt(tables, n, rank)) > 0.3 / n
 
 
-@pytest.mark.parametrize("n", [1, 3, 64])
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+@pytest.mark.parametrize(
+    ("dtype", "op", "n"),
+    [(d, o, n) for d, o in PAIRS for n in (1, 3, 64) if n < 64 or DTYPES[d].size == 1],
+)
 def test_results_spread_over_many_values(dtype: str, op: str, n: int) -> None:
     """How often two random elements agree bounds what a misplaced block could hide."""
     share = np.unique(tables_of(dtype, op, n).expected(tuple(range(n))), return_counts=True)[1] / T
@@ -311,9 +313,9 @@ def test_seed_slot_and_stream_all_matter(other: tuple[int, int, int]) -> None:
 
 
 def test_no_window_slot_or_stream_holds_what_another_does() -> None:
-    def count(slots: int, streams: int, windows: int) -> int:
-        ranges = itertools.product(range(slots), range(streams), range(windows))
-        return len({payload.find_place(7, *place) for place in ranges})
+    def count(*sizes: int) -> int:
+        slot, stream, window = np.indices(sizes, np.uint64)
+        return len(np.unique(payload.find_place(7, slot, stream, window)))
 
     for sizes in ((64, 64, 31), (1, 1024, 64), (WINDOW, 1, 1), (1, 1, WINDOW)):
         assert count(*sizes) == math.prod(sizes)
