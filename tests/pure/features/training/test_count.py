@@ -146,6 +146,7 @@ def _few(name: str) -> int:
     return min(4, find_model(name).layers)
 
 
+@pytest.mark.slow
 def test_a_step_of_16384_gpus_is_counted_by_its_kinds_of_ranks() -> None:
     made = presets.find_step("megatron:llama3-405b", world=16384)
     found = count_step(made)
