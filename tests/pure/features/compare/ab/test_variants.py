@@ -136,6 +136,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("same_software")
 def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
     repository: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_side_is_looked_over_without_building_it(repository: Path, home: Path)
     assert not home.exists()
 
 
+@pytest.mark.usefixtures("same_software")
 def test_the_current_folder_is_neither_sides_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
