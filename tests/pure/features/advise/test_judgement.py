@@ -105,7 +105,7 @@ def test_without_holm_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
     how = {"tau": 0.001, "shared": 0.05, "sigma": 0.005, "launches": 12}
     assert count_rows(15, 6, **how) <= 1
     monkeypatch.setattr(judgement, "adjust_by_holm", list)
-    assert count_rows(15, 6, **how) > 1
+    assert count_rows(30, 6, **how) > 1
 
 
 def test_a_planted_gain_is_found_and_its_interval_holds_it() -> None:
