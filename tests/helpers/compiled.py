@@ -3,6 +3,7 @@ and the disassembler along. Of whatever collbench can be imported, older ones, t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import subprocess
@@ -32,6 +33,7 @@ def options(kind: Kind, virtual: bool = False) -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def compiled(kind: Kind, architecture: int, virtual: bool = False) -> Any:
     given = options(kind, virtual)
     launch = {name: given.pop(name) for name in ("num_warps", "enable_fp_fusion")}

@@ -17,13 +17,13 @@ def finish(lives: dict[int, Iterator[bool]], rng: random.Random, patience: int) 
     A life yields whether it got anywhere; ``patience`` is how many moves in a row may all be in
     vain.
     """
-    stuck = 0
-    while lives:
-        rank = rng.choice(list(lives))
-        for _ in range(rng.choice((1, 1, 3, 100))):
-            moved = next(lives[rank], None)
+    stuck, left = 0, [*lives.values()]
+    while left:
+        place = int(rng.random() * len(left))
+        for _ in range((1, 1, 3, 100)[int(rng.random() * 4)]):
+            moved = next(left[place], None)
             if moved is None:
-                del lives[rank]
+                del left[place]
             stuck = 0 if moved is not False else stuck + 1
             if not moved:
                 break

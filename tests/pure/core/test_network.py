@@ -163,7 +163,7 @@ def test_bounds_hold_on_every_network() -> None:
             view = simulate.forecast_variants(
                 COLLECTIVES[algorithm.collective], n, network, [variant], [1]
             )
-            for size in (0.0, 1e3, 1e6):
+            for size in (0.0, 1e6):
                 (taken,) = view.seconds(size).values()
                 assert taken >= view.bound(size) * (1 - 1e-9), (
                     network,

@@ -168,7 +168,7 @@ def test_prove_says_right_exactly_where_an_independent_interpreter_does(
     algorithm: Algorithm,
 ) -> None:
     rng, caught, tried = random.Random(algorithm.name), 0, 0
-    for n in (2, 3, 4, 6, 8):
+    for n in (2, 3, 6, 8):
         if Variant(algorithm).refuse(n):
             continue
         schedule = Variant(algorithm).schedule(n, n // 2)
@@ -210,7 +210,7 @@ def test_of_minimal_algorithms_no_move_can_be_dropped_or_turned_round(name: str)
                     assert prove_schedule(with_steps(schedule, steps)), (n, at, move)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_mixture_of_mutations(data: st.DataObject) -> None:
     algorithm = data.draw(st.sampled_from([row.values[0] for row in EVERY]))

@@ -81,7 +81,7 @@ def plainly(schedule: Schedule, nbytes: float) -> tuple[simulate.Counts, float]:
 @pytest.mark.parametrize(("collective", "name"), ROWS)
 def test_counts_and_times_are_those_of_a_plain_loop_over_moves(collective: str, name: str) -> None:
     variant = algorithms.find_variant(collective, name)
-    for n in (n for n in (1, 2, 3, 4, 6, 7, 8, 12, 16) if not variant.refuse(n)):
+    for n in (n for n in (1, 2, 3, 4, 7, 8, 12) if not variant.refuse(n)):
         for root in {0, n // 2} if COLLECTIVES[collective].rooted else {0}:
             schedule = variant.schedule(n, root, 40.0)
             for nbytes in (0.0, 100.0, 1e5):
@@ -248,8 +248,8 @@ def test_closed_forms_of_chains(collective: str, k: int) -> None:
 )
 def test_double_trees_stay_within_their_bounds(collective: str, passes: int) -> None:
     """2L + 2k rounds for each pass, of size / 2k each; what is added is what one pass moves."""
-    for p in (*range(2, 34), 63, 64, 65, 100):
-        for k in (1, 2, 3, 8, 16):
+    for p in (*range(2, 10), 15, 16, 17, 31, 32, 33, 64, 100):
+        for k in (1, 3, 8):
             found = simulate.count_costs(scheduled(collective, f"double_tree:segments={k}", p))
             assert passes * (2 * count_doublings(p) + 2 * k) >= found.A
             assert passes * Fraction(2 * count_doublings(p) + 2 * k, 2 * k) >= found.B

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
 from collbench.features.training import presets
 from collbench.features.training.overlap import find_overlaps
 from collbench.features.training.step import Op, Program
+from collbench.machine import environment
 from collbench.records import rows, run_file
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import End, Record, Run, World
@@ -30,6 +32,15 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
 from collbench.survive.signals import interrupts
+
+GATHERED = functools.cache(environment.gather_facts)
+
+
+@pytest.fixture(autouse=True)
+def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is looked over once for all runs."""
+    monkeypatch.setattr(environment, "gather_facts", GATHERED)
+
 
 SUITE = Suite(
     name="x",

@@ -38,7 +38,7 @@ def test_nothing_that_prints_to_it_raises(
     monkeypatch.setattr("sys.stderr", unwritable)
     for _ in range(2):
         text.print_message("a message" * 20_000, "a hint")
-        Console(stderr=True, width=80).print("a table" * 20_000)
+        Console(stderr=True, width=80).print("a table" * 1_000)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("a warning", stacklevel=1)

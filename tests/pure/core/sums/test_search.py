@@ -25,6 +25,7 @@ from collbench.core.sums.trees import Join, SumTree, fold_tree, join_trees, make
 
 WIDE = [("bfloat16", 24), ("half", 24), ("f8e5m2", 24), ("float", 53), ("f8e4m3", 11)]
 
+BITS = 24  # random results that are predicted
 Leaves = frozenset[frozenset[int]]
 
 
@@ -54,7 +55,7 @@ def expect_low_tree(tree: SumTree, at: Leaves) -> SumTree:
 
 
 def count_right(
-    found: Finding, tree: SumTree, dtype: DType, op: str, adder: Adder, length: int = 60
+    found: Finding, tree: SumTree, dtype: DType, op: str, adder: Adder, length: int = BITS
 ) -> dict[str, int]:
     """How many random bits are predicted, of ``length``, by the way avg divides."""
     n = max(tree.leaves) + 1
@@ -81,7 +82,7 @@ def test_orders_of_adders_of_the_own_type_are_found_and_their_bits_predicted(
         found = search_tree(tree, dtype, "sum", adder, strategy)
         assert (found.tree, found.low_tree) == (tree, tree)
         assert (found.adder, found.strategy, found.reason) == (dtype.precision, strategy, "")
-        assert count_right(found, tree, dtype, "sum", adder) == {"": 60}
+        assert count_right(found, tree, dtype, "sum", adder) == {"": BITS}
 
 
 @pytest.mark.parametrize(("name", "bits"), WIDE)
@@ -93,7 +94,7 @@ def test_wider_adders_that_round_once_are_found_with_their_bits(name: str, bits:
         assert found.tree == tree
         assert found.low_tree == join_trees("exact", map(make_leaf, range(n)))
         assert found.adder == bits
-        assert count_right(found, tree, dtype, "sum", Adder(bits)) == {"": 60}
+        assert count_right(found, tree, dtype, "sum", Adder(bits)) == {"": BITS}
 
 
 @pytest.mark.parametrize(("name", "bits"), WIDE)
@@ -110,7 +111,7 @@ def test_wider_adders_that_round_between_are_found_with_the_places(
         low = expect_low_tree(tree, at)
         assert (found.tree, found.low_tree) == (tree, low)
         assert found.adder == (dtype.precision if low == tree else bits)
-        assert count_right(found, tree, dtype, "sum", Adder(bits, at)) == {"": 60}
+        assert count_right(found, tree, dtype, "sum", Adder(bits, at)) == {"": BITS}
 
 
 @pytest.mark.parametrize("bits", [64, 113])
@@ -119,7 +120,7 @@ def test_adders_wider_than_double_are_found(name: str, bits: int) -> None:
     tree = parse_tree("((0+1)+(2+3))+4")
     found = search_tree(tree, find_type(name), "sum", Adder(bits))
     assert (found.tree, found.adder, found.visible) == (tree, bits, 113)
-    assert count_right(found, tree, find_type(name), "sum", Adder(bits)) == {"": 60}
+    assert count_right(found, tree, find_type(name), "sum", Adder(bits)) == {"": BITS}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -128,7 +129,7 @@ def test_exact_sums_have_no_order(name: str) -> None:
     found = search_tree(tree, dtype, "sum", Adder(-1))
     assert str(found.tree) == "exact{0, 1, 2, 3, 4}"
     assert (found.low_tree, found.adder) == (found.tree, EXACT)
-    assert count_right(found, tree, dtype, "sum", Adder(-1)) == {"": 60}
+    assert count_right(found, tree, dtype, "sum", Adder(-1)) == {"": BITS}
 
 
 @pytest.mark.parametrize("n", [3, 8, 16])
@@ -138,14 +139,14 @@ def test_f8e4m3_has_no_order_in_float(n: int) -> None:
     assert [join.kind for join in found.tree.joins] == ["exact"]
     assert found.adder == EXACT
     assert is_order_void(dtype, n)
-    assert count_right(found, tree, dtype, "sum", Adder(24)) == {"": 60}
+    assert count_right(found, tree, dtype, "sum", Adder(24)) == {"": BITS}
 
 
 def test_halves_in_double_show_no_order_and_their_bits_are_those_of_exact_sums() -> None:
     dtype, tree = find_type("half"), parse_tree("((0+1)+(2+3))+4")
     found = search_tree(tree, dtype, "sum", Adder(53))
     assert (found.adder, found.visible) == (EXACT, 24)
-    assert count_right(found, tree, dtype, "sum", Adder(53)) == {"": 60}
+    assert count_right(found, tree, dtype, "sum", Adder(53)) == {"": BITS}
 
 
 def test_an_adder_that_nobody_looks_for_is_named_as_the_next_wider() -> None:
@@ -163,7 +164,7 @@ def test_every_way_to_divide_shows_the_order_and_predicts_its_bits(name: str, n:
         adder = Adder(0, at, divides=way)
         found = search_tree(tree, dtype, "avg", adder)
         assert (found.tree, found.low_tree, found.reason) == (tree, tree, "")
-        assert count_right(found, tree, dtype, "avg", adder)[way] == 60
+        assert count_right(found, tree, dtype, "avg", adder)[way] == BITS
 
 
 @pytest.mark.parametrize(("name", "bits"), [*WIDE, ("double", 64)])
@@ -178,7 +179,7 @@ def test_every_way_to_divide_in_a_wider_adder_predicts_its_bits(
         if found.visible >= bits:
             assert (found.tree, found.adder, found.reason) == (tree, bits, "")
             right = count_right(found, tree, dtype, "avg", Adder(bits, divides=way))
-            assert right[way] == 60
+            assert right[way] == BITS
         else:
             assert [join.kind for join in found.tree.joins] == ["exact"]
 
@@ -188,8 +189,8 @@ def test_each_way_to_divide_predicts_only_its_own_bits(way: str, other: str) -> 
     dtype, tree = find_type("float"), parse_tree("((0+1)+2)+(3+(4+5))")
     adder = Adder(0, frozenset(list_inner(tree)), divides=way)  # type: ignore[arg-type]
     right = count_right(search_tree(tree, dtype, "avg", adder), tree, dtype, "avg", adder)
-    assert right[way] == 60
-    assert right[other] < 55
+    assert right[way] == BITS
+    assert right[other] < 0.9 * BITS
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -200,14 +201,14 @@ def test_factors_of_premul_sum_hide_nothing(name: str, n: int) -> None:
     adder = Adder(at=frozenset(list_inner(tree)))
     found = search_tree(tree, dtype, "premul_sum", adder)
     assert (found.tree, found.low_tree) == (tree, tree)
-    assert count_right(found, tree, dtype, "premul_sum", adder) == {"": 60}
+    assert count_right(found, tree, dtype, "premul_sum", adder) == {"": BITS}
 
 
 def test_a_product_follows_the_order_of_the_sum() -> None:
     dtype, tree = find_type("bfloat16"), parse_tree("((0+1)+2)+(3+4)")
     adder = Adder(at=frozenset(list_inner(tree)))
     found = search_tree(tree, dtype, "sum", adder)
-    assert count_right(found, tree, dtype, "prod", adder) == {"": 60}
+    assert count_right(found, tree, dtype, "prod", adder) == {"": BITS}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -216,7 +217,7 @@ def test_wide_nodes_are_found(name: str) -> None:
     adder = Adder(at=frozenset(list_inner(tree)))
     found = search_tree(tree, find_type(name), "sum", adder)
     assert (found.tree, found.low_tree) == (tree, tree)
-    assert count_right(found, tree, find_type(name), "sum", adder) == {"": 60}
+    assert count_right(found, tree, find_type(name), "sum", adder) == {"": BITS}
 
 
 CHAINS = ["((0+1)+2)+3", "0+(1+(2+3))", "(((0+4)+2)+1)+3", "((((0+1)+2)+3)+4)+5"]
@@ -236,7 +237,7 @@ def test_neumaier_shows_no_order_and_the_bits_of_exact_sums(text: str) -> None:
     dtype, tree = find_type("float"), parse_tree(text)
     found = search_tree(tree, dtype, "sum", Adder(kind="neumaier"))
     assert [join.kind for join in found.tree.joins] == ["exact"]
-    assert count_right(found, tree, dtype, "sum", Adder(kind="neumaier")) == {"": 60}
+    assert count_right(found, tree, dtype, "sum", Adder(kind="neumaier")) == {"": BITS}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -266,7 +267,7 @@ def test_adders_that_align_and_cut_are_found_together_with_their_bits(name: str,
     found = search_tree(tree, dtype, "sum", adder)
     assert found.tree == tree
     assert found.adder == (bits or dtype.precision)
-    assert count_right(found, tree, dtype, "sum", adder) == {"": 60}
+    assert count_right(found, tree, dtype, "sum", adder) == {"": BITS}
 
 
 @pytest.mark.parametrize("name", ["float", "bfloat16", "half"])

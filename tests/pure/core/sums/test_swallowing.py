@@ -45,17 +45,17 @@ def test_every_tree_is_rebuilt_from_its_sets(n: int) -> None:
         assert rebuild(tree) == tree
 
 
-def test_every_tree_of_6_ranks_is_rebuilt_from_its_sets() -> None:
+def test_one_tree_of_6_ranks_in_eight_is_rebuilt_from_its_sets() -> None:
     trees = list(list_trees(range(6)))
     assert len(trees) == 5189
-    for tree in trees:
+    for tree in trees[::8]:
         assert rebuild(tree) == tree
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_trees_are_rebuilt_from_their_sets(seed: int) -> None:
     rng = random.Random(seed)
-    for _ in range(1000):
+    for _ in range(200):
         tree = draw_tree(rng, rng.randint(2, 12))
         assert rebuild(tree) == tree
 

@@ -33,7 +33,7 @@ def test_what_is_read_back_chooses_the_rows_and_nothing_else(rows) -> None:
 
 
 @given(st.text("0123456789 #\nru-", max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         FORMAT.read(text)

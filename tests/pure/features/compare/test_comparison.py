@@ -1118,19 +1118,19 @@ def test_alike_sides_of_which_no_row_could_have_failed_pass_nothing() -> None:
 
 
 def test_hundreds_of_rows_in_an_order_that_does_not_depend_on_launches() -> None:
-    many = {what: noisy(0, 8, i) for i, what in enumerate(sized(300))}
+    many = {what: noisy(0, 8, i) for i, what in enumerate(sized(100))}
     base, head = experiment(many)
     base.records.reverse()
     found = compare(base, head, Rules())
     assert [row.case.nbytes for row in found.rows] == sorted(what.nbytes for what in many)
-    assert sum(row.verdict == "SAME" for row in found.rows) > 250
+    assert sum(row.verdict == "SAME" for row in found.rows) > 83
     assert msgspec.json.decode(msgspec.json.encode(found))["exit"] == 0
 
 
 def test_pull_requests_find_what_is_slower_and_nothing_else() -> None:
     """Whole comparisons of 100 rows, 5 of them 8 % slower; the figures of 300 are in
     tests/perf/judging.py."""
-    found = [simulated.pull_request(seed) for seed in range(5)]
+    found = [simulated.pull_request(seed) for seed in range(2)]
     assert sum(pr["false"] for pr in found) == 0
     assert sum(pr["found"] for pr in found) >= 0.96 * len(found)
     assert sum(pr["same"] for pr in found) >= 0.88 * len(found)

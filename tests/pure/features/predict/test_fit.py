@@ -118,10 +118,10 @@ def test_segments_are_found_where_protocols_change() -> None:
         [a + b * sizes[part] for (a, b), part in zip(parts, wanted, strict=True)]
     )
     hits = 0
-    for _ in range(6):
+    for _ in range(3):
         times = clean * np.exp(0.02 * rng.standard_normal(28))
         hits += regression.cut_segments(sizes, times, np.full(28, 0.01)) == wanted
-    assert hits >= 5
+    assert hits == 3
 
 
 @pytest.mark.long
@@ -138,12 +138,12 @@ def test_of_many_sizes_segments_end_at_some() -> None:
 
 def test_a_straight_line_is_mostly_left_in_one_piece() -> None:
     rng = np.random.default_rng(5)
-    data = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((12, 28)))
+    data = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((6, 28)))
     pieces = [
         len(regression.cut_segments(SIZES.astype(float), times, np.full(28, 0.01)))
         for times in data
     ]
-    assert pieces.count(1) >= 8
+    assert pieces.count(1) >= 4
 
 
 def test_segments_of_a_fit_carry_the_constants_that_they_tell() -> None:
@@ -164,7 +164,10 @@ def test_segments_of_a_fit_carry_the_constants_that_they_tell() -> None:
     assert found.worst < 0.05 and not found.flags and not found.refused
 
 
-@pytest.mark.parametrize(("samples", "word"), [(25, "samples"), (1, "residuals")])
+@pytest.mark.parametrize(
+    ("samples", "word"),
+    [(25, "samples"), pytest.param(1, "residuals", marks=pytest.mark.slow)],
+)
 def test_intervals_cover_the_truth_as_often_as_they_say(samples: int, word: str) -> None:
     rng = np.random.default_rng(6)
     beta = BETA + GAMMA * 0.875 / 1.75  # ring: G is half of B

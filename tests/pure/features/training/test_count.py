@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
+from marks import long
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
@@ -13,6 +15,7 @@ from collbench.features.training import presets, step
 from collbench.features.training.count import Machine, count_step, forecast_step
 from collbench.features.training.layout import Layout, parse_struct
 from collbench.features.training.models import MODELS, OUTSIDE, find_model
+from collbench.features.training.patterns import experts
 from collbench.features.training.patterns.data_parallel import Ddp
 from collbench.features.training.step import Op, Step, Writer
 from collbench.features.training.walk import Walk
@@ -95,9 +98,15 @@ def test_what_is_not_said_stays_as_it_is_known() -> None:
         base.on(48)
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+FEWER = {"deepep:normal": "tokens=128"}  # all of its tokens take seconds to be drawn
+LONGER = "megatron:llama3-405b-128k"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in presets.PRESETS if name != LONGER] + [long(LONGER)]
+)
 def test_presets_are_steps_that_end(name: str) -> None:
-    made = presets.find_step(name)
+    made = presets.find_step(name, options=FEWER.get(name, ""))
     step.refuse_step(made)
     assert Walk(made).seconds == 0
     assert count_step(made).sent > 0
@@ -118,7 +127,10 @@ def test_names_that_stand_for_nothing_are_refused(name: str, words: str) -> None
         presets.find_step(name)
 
 
-def test_every_pattern_runs_every_model_that_it_can_or_says_why() -> None:
+def test_every_pattern_runs_every_model_that_it_can_or_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(experts, "draw_routing", functools.cache(experts.draw_routing))
     for pattern, row in presets.PATTERNS.items():
         for name in MODELS if not row.move else ():
             try:
@@ -134,9 +146,9 @@ def _few(name: str) -> int:
     return min(4, find_model(name).layers)
 
 
+@pytest.mark.slow
 def test_a_step_of_16384_gpus_is_counted_by_its_kinds_of_ranks() -> None:
     made = presets.find_step("megatron:llama3-405b", world=16384)
-    step.refuse_step(made)
     found = count_step(made)
     walk = Walk(made)
     assert (made.world, len(walk.actors.first)) == (16384, 16)

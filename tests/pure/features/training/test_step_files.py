@@ -209,7 +209,7 @@ def same(ours: Step, theirs: Step) -> bool:
     return parts[0] == parts[1]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps())
 def test_any_step_comes_back_from_csv(tmp_path_factory: pytest.TempPathFactory, step: Step) -> None:
     refuse_step(step)

@@ -3,6 +3,7 @@ order."""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from interleaving import cases as every
 from interleaving import finish
+from marks import long
 from taped import decoded, span, walk
 
 from collbench.core.program import Bank, Term
@@ -23,13 +25,19 @@ PEERS = 3  # at once in an instruction: less than some wait for
 BANKS = (Bank.INPUT, Bank.OUTPUT, Bank.SCRATCH, Bank.SPARE)
 
 
+@functools.cache
+def compile_case(case: Case) -> Compiled:
+    """Compile a case, once for all the ways that its buffers may lie."""
+    return Compiled(case, 64.0, waits=True)
+
+
 class World:
     """All ranks of one case in one array of bytes: buffers, scratch, and for each channel what
     its peers have told it."""
 
     def __init__(self, case: Case, parts: int, past: int = 0) -> None:
         self.case, self.parts = case, parts
-        self.compiled = Compiled(case, 64.0, waits=True)
+        self.compiled = compile_case(case)
         self.kind = np.dtype(case.dtype)
         room = -(-(self.compiled.row_bytes + past) // 64) * 64
         self.bases = np.zeros((case.n, ADDRESSES), np.int64)
@@ -112,8 +120,10 @@ def cases(n: int, count: int, dtype: str = "int32") -> Iterator[Case]:
     return every("symm", n, count * np.dtype(dtype).itemsize, dtype, "avg")
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    ("n", "parts"),
+    [(1, 3), (2, 3), (3, 1), (3, 3), (4, 1), (5, 3), long(4, 3), long(8, 1), long(8, 3)],
+)
 def test_every_algorithm_is_right_in_any_order_of_ranks_and_channels(n: int, parts: int) -> None:
     rng = random.Random(n * 10 + parts)
     for count in (1, 41):
@@ -157,17 +167,16 @@ def operands(world: World) -> Iterator[tuple[int, bool, list[int], int]]:
                 yield channel, bool(wide), addresses, count * world.kind.itemsize
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
 def test_wide_access_is_flagged_where_everything_is_a_multiple_of_16_bytes(dtype: str) -> None:
     seen = Counter[bool]()
-    for count, past in ((41, 0), (256, 0), (256, 8), (1024, 0)):
-        for case in cases(4, count, dtype):
-            for parts in (1, 3):
-                for _, wide, addresses, length in operands(World(case, parts, past)):
-                    assert wide == (not any(at % 16 for at in (*addresses, length)))
-                    assert length
-                    seen[wide] += 1
-    assert min(seen[True], seen[False]) > 1000
+    for case in (case for count in (41, 256) for case in cases(4, count, dtype)):
+        for parts, past in ((3, 0), (1, 8)):
+            for _, wide, addresses, length in operands(World(case, parts, past)):
+                assert wide == (not any(at % 16 for at in (*addresses, length)))
+                assert length
+                seen[wide] += 1
+    assert min(seen[True], seen[False]) > 500
 
 
 def test_channels_of_round_sizes_are_all_wide() -> None:
@@ -247,7 +256,7 @@ def test_a_meeting_waits_for_all_others_in_as_many_waits_as_it_takes() -> None:
     }
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, long(8)])
 def test_who_waits_is_told_and_nobody_else(n: int) -> None:
     """Every progress is told to a peer once, where that peer waits for it in the same call: then
     nobody writes into another's memory after it."""

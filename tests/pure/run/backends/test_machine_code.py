@@ -5,10 +5,14 @@ a step is to wait for as few loads and barriers as it can."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import pytest
-from compiled import THREADS, compiled, disassembled, loops, options, usage, waited_for
+from _pytest.mark import ParameterSet
+from compiled import THREADS, Kind, compiled, disassembled, loops, options, usage, waited_for
+from marks import long
 
 from collbench.run.backends import _kernel
 
@@ -28,15 +32,31 @@ KINDS = (  # what is combined, and copies
 SCOPES = {False: "sys", True: "gpu"}  # by whether all ranks are on one GPU
 
 
+def shown(asked: Iterable[tuple[Kind, int]]) -> list[ParameterSet]:
+    """What is compiled for H100 alone, and of its kinds a sum and a copy, unless all are asked for:
+    each takes a second."""
+    few = (KINDS[0], KINDS[-1])
+    return [
+        pytest.param(
+            *one,
+            id=f"{'-'.join(one[0])}-{one[1]}",
+            marks=() if one[0] in few and one[1] == 90 else pytest.mark.long,
+        )
+        for one in asked
+    ]
+
+
+ARCHITECTURES = [90, *(pytest.param(one, marks=pytest.mark.slow) for one in (80, 100))]
+
+
 def number(pattern: str, ptx: str) -> int:
     """Of instructions with such a name."""
     return len(re.findall(rf"^\s*(?:@\S+ )?{pattern}\s", ptx, re.MULTILINE))
 
 
-@pytest.mark.parametrize("architecture", SPILLED)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize(("kind", "architecture"), shown(product(KINDS, SPILLED)))
 def test_data_moves_16_bytes_at_once_from_registers_that_suffice(
-    kind: tuple[str, str, str], architecture: int, tmp_path: Path
+    kind: Kind, architecture: int, tmp_path: Path
 ) -> None:
     found = compiled(kind, architecture)
     given, ptx = options(kind), found.asm["ptx"]
@@ -53,7 +73,7 @@ def test_data_moves_16_bytes_at_once_from_registers_that_suffice(
     assert spilled <= SPILLED[architecture]
 
 
-@pytest.mark.parametrize("architecture", SPILLED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_thread_asks_for_all_of_its_tile_before_it_needs_any(
     architecture: int, tmp_path: Path
 ) -> None:
@@ -69,7 +89,7 @@ def test_a_thread_asks_for_all_of_its_tile_before_it_needs_any(
 
 
 @pytest.mark.parametrize("virtual", SCOPES)
-@pytest.mark.parametrize("architecture", SPILLED)
+@pytest.mark.parametrize("architecture", [90, long(80), long(100)])
 def test_what_is_published_is_released_and_what_is_awaited_acquired(
     architecture: int, virtual: bool
 ) -> None:
@@ -85,7 +105,7 @@ def test_what_is_published_is_released_and_what_is_awaited_acquired(
     assert ".ftz" not in ptx  # no float is rounded otherwise than on CPUs
 
 
-@pytest.mark.parametrize("architecture", SPILLED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_patience_is_counted_by_the_devices_clock(architecture: int) -> None:
     """As looks take longer over a link than in one GPU."""
     ptx = compiled(KINDS[0], architecture).asm["ptx"]
@@ -94,7 +114,7 @@ def test_patience_is_counted_by_the_devices_clock(architecture: int) -> None:
     assert "%globaltimer" not in ptx[: ptx.index("bar.red")]  # looks come first
 
 
-@pytest.mark.parametrize("architecture", SPILLED)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_who_waits_meets_one_barrier_and_looks_without_any(architecture: int) -> None:
     ptx = compiled(KINDS[0], architecture).asm["ptx"]
     looks = ptx[ptx.index("look:") : ptx.index("told:")]
@@ -105,11 +125,11 @@ def test_who_waits_meets_one_barrier_and_looks_without_any(architecture: int) ->
     assert steps.count("bar.red") == 1
 
 
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_a_step_waits_for_few_loads_one_after_the_other(kind: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize(("kind", "architecture"), shown((kind, 90) for kind in KINDS))
+def test_a_step_waits_for_few_loads_one_after_the_other(kind: Kind, architecture: int) -> None:
     """Each instruction's head has come before: a MOVE waits for which addresses, and for these; a
     WAIT for its pairs, in the assembly, and a PUBLISH for whom to tell, and where."""
-    found = compiled(kind, 90).asm
+    found = compiled(kind, architecture).asm
     waits = {" = cg": 2, "bar.red": 0, "st.release": 1}  # a cache modifier, by any Triton's name
     assert waited_for(found["ttir"], [*waits]) == waits
     poll, push = (block(found["ptx"], name) for name in ("bar.red", "st.release"))
@@ -127,7 +147,7 @@ def block(ptx: str, name: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("architecture", ARCHITECTURES[:2])
 def test_the_next_head_is_on_its_way_while_a_rank_waits(architecture: int, tmp_path: Path) -> None:
     """No instruction between the load and a WAIT's barrier needs it (assemblers would copy 64
     bits at once). For B200 the head is among what float sums spill, and is waited for."""

@@ -137,7 +137,8 @@ def rows(memory: torch.Tensor, case: Case) -> list[tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize(("n", "nbytes"), [(1, 4 * 41), (3, 4 * 41), (4, 3 * 16_384 + 4)])
 def test_one_launch_is_one_call_of_all_virtual_ranks(kernel: Kernel, n: int, nbytes: int) -> None:
     backend, rng = opened(n), np.random.default_rng(n)
-    for case in cases("symm", n, nbytes, "int32"):
+    few = 1 if nbytes < 1000 else 5  # of several channels one case in so many
+    for case in [*cases("symm", n, nbytes, "int32")][::few]:
         memory = backend.allocate(8 * sum(case.counts) * n).view(torch.int32)
         half = len(memory) // 2
         slots = [rows(memory[:half], case), rows(memory[half:], case)]

@@ -129,14 +129,14 @@ def finished(op: str, total: np.ndarray, n: int, d: DType) -> np.ndarray:
 
 def prove(dtype: str, op: str, n: int, some: int) -> None:
     d, tables, rng = DTYPES[dtype], tables_of(dtype, op, n), np.random.default_rng(n)
-    chosen = rng.choice(T, some, replace=False)
-    parts = [numbers(tables.send(rank)[chosen], d) for rank in range(n)]
+    tables = tables._replace(inputs=tables.inputs[:, rng.choice(T, some, replace=False)])
+    parts = [numbers(tables.send(rank), d) for rank in range(n)]
     if op == "premul_sum":
         parts = [
             step("sum", part, part, d) if premul_factor(rank) == 2 else part
             for rank, part in enumerate(parts)
         ]
-    expected = numbers(tables.expected(tuple(range(n)))[chosen], d)
+    expected = numbers(tables.expected(tuple(range(n))), d)
     orders = [
         functools.reduce(lambda a, b: step(op, a, b, d), parts),
         *(trees(op, parts, d, rng) for _ in range(2)),
@@ -152,13 +152,13 @@ def prove(dtype: str, op: str, n: int, some: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_every_order_gives_the_expected_bits(dtype: str, op: str) -> None:
-    for n in (1, 2, 3, 5, 8, 17, 64):
+    for n in (1, 2, 3, 5, 17, *((64,) if DTYPES[dtype].size == 1 else ())):  # more than it adds
         prove(dtype, op, n, 512 if DTYPES[dtype].kind == "float" and n < 64 else 64)
 
 
 @pytest.mark.parametrize(("dtype", "op"), MANY)
 def test_every_order_gives_the_expected_bits_on_many_ranks(dtype: str, op: str) -> None:
-    prove(dtype, op, 512, 64)
+    prove(dtype, op, 300, 64)
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "premul_sum", "avg"])
@@ -175,14 +175,15 @@ def test_scan_prefixes_are_exact(d: DType, op: str) -> None:
         assert (numbers(tables.expected(ranks), d) == finished(op, total, len(ranks), d)).all()
 
 
-@pytest.mark.parametrize("n", [3, 5, 7, 12, 100, 1000])
+@pytest.mark.parametrize("n", [3, 5, 7, 12, 100, 300])
 @pytest.mark.parametrize("d", FLOATS, ids=lambda d: d.name)
 def test_averages_are_nearest_even_and_premultiplying_stays_within_two_units(
     d: DType, n: int
 ) -> None:
     tables = tables_of(d.name, "avg", n)
-    parts = [numbers(tables.send(rank)[:256], d) for rank in range(n)]
-    expected = tables.expected(tuple(range(n)))[:256]
+    tables = tables._replace(inputs=tables.inputs[:, :256])
+    parts = [numbers(tables.send(rank), d) for rank in range(n)]
+    expected = tables.expected(tuple(range(n)))
     for t in range(0, 256, 8):
         exact = sum(Fraction(float(part[t])) for part in parts) / n
         below, here, above = (
@@ -216,21 +217,21 @@ def shares_felt(tables: payload.Tables, n: int, rank: int) -> list[float]:
     scenario."""
     everyone = tuple(range(n))
     expected = tables.expected(everyone)
-    dropped = tables.expected(tuple(r for r in everyone if r != rank))
     inputs = tables.inputs.copy()
     inputs[rank] = np.roll(inputs[rank], 1)
     with np.errstate(all="ignore"):  # a rank in the wrong scenario, or twice, may overflow
         confused = tables._replace(inputs=inputs).expected(everyone)
-        doubled = tables.expected((*everyone, rank))
-    felt = [float((confused != expected).mean())]
-    if tables.op != "avg":  # without a rank, an average is another fraction anyway
-        felt.append(float((dropped != expected).mean()))
-    if not (OPS[tables.op].idempotent or tables.op == "avg"):
-        felt.append(float((doubled != expected).mean()))
+        felt = [float((confused != expected).mean())]
+        if tables.op != "avg":  # without a rank, an average is another fraction anyway
+            dropped = tables.expected(tuple(r for r in everyone if r != rank))
+            felt.append(float((dropped != expected).mean()))
+        if not (OPS[tables.op].idempotent or tables.op == "avg"):
+            doubled = tables.expected((*everyone, rank))
+            felt.append(float((doubled != expected).mean()))
     return felt
 
 
-@pytest.mark.parametrize("n", [2, 9])
+@pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_every_rank_is_felt(dtype: str, op: str, n: int) -> None:
     tables = tables_of(dtype, op, n)
@@ -242,14 +243,16 @@ def test_every_rank_is_felt(dtype: str, op: str, n: int) -> None:
     ("dtype", "op"), [(d, o) for d, o in MANY if (d, o) not in {("int8", "avg"), ("uint8", "avg")}]
 )
 def test_every_rank_is_felt_among_many(dtype: str, op: str) -> None:
-    n = 512
+    n = 300
     tables = tables_of(dtype, op, n)
-    for rank in (0, 1, 77, 510, 511):
+    for rank in (0, 77, n - 1):
         assert min(shares_felt(tables, n, rank)) > 0.3 / n
 
 
-@pytest.mark.parametrize("n", [1, 3, 64])
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+@pytest.mark.parametrize(
+    ("dtype", "op", "n"),
+    [(d, o, n) for d, o in PAIRS for n in (1, 3, 64) if n < 64 or DTYPES[d].size == 1],
+)
 def test_results_spread_over_many_values(dtype: str, op: str, n: int) -> None:
     """How often two random elements agree bounds what a misplaced block could hide."""
     share = np.unique(tables_of(dtype, op, n).expected(tuple(range(n))), return_counts=True)[1] / T
@@ -310,9 +313,9 @@ def test_seed_slot_and_stream_all_matter(other: tuple[int, int, int]) -> None:
 
 
 def test_no_window_slot_or_stream_holds_what_another_does() -> None:
-    def count(slots: int, streams: int, windows: int) -> int:
-        ranges = itertools.product(range(slots), range(streams), range(windows))
-        return len({payload.find_place(7, *place) for place in ranges})
+    def count(*sizes: int) -> int:
+        slot, stream, window = np.indices(sizes, np.uint64)
+        return len(np.unique(payload.find_place(7, slot, stream, window)))
 
     for sizes in ((64, 64, 31), (1, 1024, 64), (WINDOW, 1, 1), (1, 1, WINDOW)):
         assert count(*sizes) == math.prod(sizes)

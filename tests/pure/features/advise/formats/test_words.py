@@ -265,7 +265,7 @@ def test_hostile_values_stay_values(tmp_path: Path) -> None:
         assert [rule.name for rule in WORDS.read(WORDS.write(odd))] == ["A"]
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True), st.text(max_size=12), min_size=1

@@ -16,6 +16,8 @@ from collbench.core.errors import CannotRun, Exit
 from collbench.features.compare.ab.command import AbOptions, ab
 from collbench.records import run_file, store
 
+pytestmark = pytest.mark.usefixtures("same_software")
+
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
     """Has something come in the moment in which the first of the two files is there."""

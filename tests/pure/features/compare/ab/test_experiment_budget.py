@@ -26,6 +26,8 @@ from collbench.suite import grammar
 LARGE = 64 << 20
 SAME = {"head": "", "aa": True}
 
+pytestmark = pytest.mark.usefixtures("same_software")
+
 
 def cost(large: bool) -> float:
     """Seconds of a round of a row."""

@@ -136,6 +136,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("same_software")
 def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
     repository: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
     )
 
 
+@pytest.mark.usefixtures("same_software")
 def test_a_build_that_fails_says_where_and_is_tried_again(
     repository: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_side_is_looked_over_without_building_it(repository: Path, home: Path)
     assert not home.exists()
 
 
+@pytest.mark.usefixtures("same_software")
 def test_the_current_folder_is_neither_sides_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +227,7 @@ def test_the_current_folder_is_neither_sides_library(
     )
 
 
+@pytest.mark.usefixtures("same_software")
 def test_a_hooks_git_variables_do_not_lead_into_the_users_repository(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +245,7 @@ def test_a_hooks_git_variables_do_not_lead_into_the_users_repository(
     assert head.stdout == "refs/heads/main\n"
 
 
+@pytest.mark.usefixtures("same_software")
 def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
     repository: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -258,6 +263,7 @@ def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
     assert built() == 3
 
 
+@pytest.mark.usefixtures("same_software")
 def test_submodules_are_there_when_the_build_begins(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +284,7 @@ def test_submodules_are_there_when_the_build_begins(
     )
 
 
+@pytest.mark.usefixtures("same_software")
 def test_sides_that_come_to_the_same_are_refused(repository: Path, tmp_path: Path) -> None:
     sides = {
         "base": parse_variant("git:main X={tree}", "--base"),

@@ -536,7 +536,7 @@ def test_no_annotation_says_that_what_is_inconclusive_is_fine() -> None:
     assert programs.list_commands(unsure().cases) == []
 
 
-def hostile(verdict: str = "REGRESSED", rows: int = 5000) -> Comparison:
+def hostile(verdict: str = "REGRESSED", rows: int = 500) -> Comparison:
     found = [
         judged(
             verdict,
@@ -576,7 +576,7 @@ def test_a_comment_stays_below_githubs_limit_and_says_what_is_missing(verdict: s
     assert 40_000 < len(text.encode()) < 60_000
     (left,) = re.findall(r"^([\d,]+) more of these rows do not fit here", text, re.MULTILINE)
     shown = len(re.findall(rf"\*\*{verdict}\*\*", text))
-    assert shown > 10 and shown + int(left.replace(",", "")) == 5000
+    assert shown > 10 and shown + int(left.replace(",", "")) == 500
     assert ("</details>" in text) == (verdict == "SAME")
 
 
@@ -811,7 +811,7 @@ def test_the_tables_of_the_section_have_every_row() -> None:
 
 def test_the_section_draws_no_more_than_can_be_told_apart() -> None:
     (figure,) = make_section(verdicts.make_readable(hostile())).figures
-    assert figure.title.endswith("60 of 5,000 rows")
+    assert figure.title.endswith("60 of 500 rows")
     assert len(named(figure)) == 60
     assert "<script" not in json.dumps([figure.data, figure.layout])
     unknown = comparison([judged("REGRESSED", 0.5, lo=-math.inf, hi=None)])

@@ -172,7 +172,7 @@ def test_healthy_nodes_fail_a_learned_table_in_one_case_of_a_hundred(count: int,
     """Rows that scatter apart, which is the worst: 1 % over all of them, by simulation."""
     rng = np.random.default_rng(count)
     failed = []
-    for _ in range(400):
+    for _ in range(150):
         logs = rng.normal(0, 0.05, (rows, count))
         limits = np.array(
             [np.median(row) + math.log(learning.choose_share(list(row), rows)) for row in logs]

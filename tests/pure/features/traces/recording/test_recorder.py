@@ -81,6 +81,7 @@ def test_complex_numbers_are_two_real_ones(tmp_path: Path) -> None:
     assert briefly(read(tmp_path).calls) == [("all_reduce", 24, "float", "sum")]
 
 
+@pytest.mark.slow  # torch compiles
 def test_compiled_code_is_recorded_and_its_tracing_is_not(tmp_path: Path) -> None:
     functional = torch.ops._c10d_functional
     with collbench.record(tmp_path):
@@ -104,6 +105,7 @@ def test_calls_without_data_are_none(tmp_path: Path) -> None:
     assert [call.kind for call in read(tmp_path).calls] == ["barrier"]
 
 
+@pytest.mark.slow
 def test_calls_from_threads_of_c_plus_plus_have_no_line(tmp_path: Path) -> None:
     group, x = dist.group.WORLD, torch.ones(3)
     assert group is not None

@@ -136,7 +136,7 @@ def test_bits_are_where_they_are_said_to_be() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(width=64), min_size=1, max_size=50))
 def test_half_is_numpys_cast(values: list[float]) -> None:
     form, wide = FORMATS["half"], np.array(values)
@@ -147,7 +147,7 @@ def test_half_is_numpys_cast(values: list[float]) -> None:
     assert np.isnan(form.decode(form.encode(wide))[~number]).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50))
 def test_bfloat16_is_torchs_cast(values: list[float]) -> None:
     wide = np.array(values, np.float32)
@@ -161,7 +161,7 @@ def test_decoding_is_numpys_and_torchs() -> None:
     assert np.array_equal(FORMATS["bfloat16"].decode(ALL), wide.numpy(), equal_nan=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(ODD), st.floats(min_value=0, max_value=1e12, width=64))
 def test_any_number_goes_to_the_nearest_code(form: Format, value: float) -> None:
     code = int(form.encode([value])[0])

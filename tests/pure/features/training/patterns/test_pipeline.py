@@ -11,6 +11,7 @@ import pytest
 from helpers.shapes import layers_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import long
 
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
@@ -218,7 +219,7 @@ def test_layers_of_llama3_405bs_stages() -> None:
     ("layout", "options"),
     [
         (Layout(tp=8, pp=16, dp=128, micro_batches=16), {}),
-        (
+        long(
             Layout(tp=8, cp=16, pp=16, dp=8, micro_batches=16, sequence=131_072),
             {"cp": "all_gather"},
         ),
