@@ -358,11 +358,18 @@ def _open_streams(out: int, err: int) -> None:
 def _needs_its_own(env: Mapping[str, str]) -> bool:
     """Whether a Python would heed settings as it starts, or libraries as they load, that are not
     those of this process; where an experiment finds collbench does not matter, which is loaded."""
-    if _is_customised(env) and _select(env, ("",)) != _select(os.environ, ("",)):  # by any of them
+    if _is_customised(env) and _select_read(env) != _select_read(os.environ):
         return True
     loaded = _select(env, LIBRARIES) != _select(AT_LOAD, LIBRARIES)
     paths = _select(env, ("PYTHONPATH",)) != _select(os.environ, ("PYTHONPATH",))
     return loaded or paths or _needs_another_python(env)
+
+
+def _select_read(env: Mapping[str, str]) -> dict[str, str]:
+    """What customises this Python by: any variable, unless it names those in READS."""
+    names = getattr(sys.modules["sitecustomize"], "READS", None)
+    found = _select(env, ("",))
+    return found if names is None else {n: value for n, value in found.items() if n in names}
 
 
 def _needs_another_python(env: Mapping[str, str]) -> bool:

@@ -32,6 +32,8 @@ from collbench.run.launch.board import Board
 collbench.run.backends.__path__.append(str(Path(__file__).parent / "backends"))
 collbench.core.algorithms.__path__.append(str(Path(__file__).parent / "algorithms"))
 
+READS = ("CLOCKS", "SABOTAGE")  # variables on which it depends what this does
+
 what, _, rest = os.environ.get("SABOTAGE", "").partition(":")
 if what == "straggle":
     beat, late = Board.beat, int(rest.partition(":")[0])
