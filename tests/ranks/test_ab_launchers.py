@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,8 +17,6 @@ from warm import Started, Warm
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "collbench", "ab")
-
 
 @pytest.fixture
 def suite(tmp_path: Path):
@@ -28,11 +24,6 @@ def suite(tmp_path: Path):
         return small(tmp_path, sizes=sizes, backends=backends, iters=iters)
 
     return write
-
-
-def under_torchrun(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *TORCHRUN, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
 @contextmanager
@@ -59,9 +50,9 @@ def by_hand(warm: Warm, *words: str, n: int = 2) -> Iterator[list[Started]]:
 
 
 @pytest.mark.slow
-def test_two_worlds_take_turns_under_torchrun(suite) -> None:
+def test_two_worlds_take_turns_under_torchrun(torchrun, suite) -> None:
     words = ("--head", "X=1", "--tau", "99%", "--rounds", "6,6", "--budget", "0")
-    done = under_torchrun("--suite", suite(iters=100), *words)
+    done = torchrun("ab", "--suite", suite(iters=100), *words, timeout=400)
     base, head = sides()
     assert base.end and base.end.exit in (Exit.OK, Exit.NO_VERDICT), done.stderr
     assert (done.returncode == 0) == (base.end.exit == Exit.OK)

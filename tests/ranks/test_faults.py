@@ -143,7 +143,7 @@ SWEEP = (
         ("stop", "is stopped (SIGSTOP)"),
         slow("raise", "raised ArithmeticError: planted"),
         slow("sleep", "hang in the same call"),
-        slow("slow-start", "has not moved"),
+        ("slow-start", "has not moved"),
     ],
 )
 def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:

@@ -175,7 +175,8 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(
     """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is
     quicker, and ends the run; nobody waits for ever."""
     path = tmp_path / "joined.jsonl"
-    options = ("--backend", "saboteur", "--order", "size", "--place", "out", "-T", "4")
+    patience = "6" if what == "stop" else "30"
+    options = ("--backend", "saboteur", "--order", "size", "--place", "out", "-T", patience)
     env = {"PYTHONPATH": PATHS, "SABOTAGE": f"{what}:1:24"}
     done = torchrun(*ARGS, *options, "--output", str(path), **env)
     assert done.returncode != 0
