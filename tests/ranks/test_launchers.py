@@ -143,6 +143,7 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.slow
 def test_slurm_on_two_nodes_that_are_not_alike(relay: Relay, bare: Server, tmp_path: Path) -> None:
     """Node 1 has another setting; the report says so before anything else of the machines."""
     needs_host_names()
@@ -195,6 +196,7 @@ def test_torchrun_with_an_agent_for_each_node(
     assert (world.launcher, world.n) == ("torchrun", 2)
 
 
+@pytest.mark.slow
 def test_the_launcher_may_be_named(warm: Warm, relay: Relay, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     one = [SRUN, "-n", "1", *relay.command, *ARGS, "-g", "2"]
