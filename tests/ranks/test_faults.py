@@ -325,6 +325,7 @@ def test_a_signal_in_the_first_moment_is_an_interrupt(run_anew, number: int) -> 
     assert (out, "Traceback" in err) == ("", False)
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_swept_by_the_next(run, tmp_path: Path) -> None:
     (place := tmp_path / "tmp").mkdir()
     begun = run(*SWEEP, "-N", "500", TMPDIR=str(place))

@@ -113,6 +113,7 @@ def test_a_launcher_decides_the_number_of_ranks(mpirun) -> None:
     assert "started 2 ranks" in done.stderr
 
 
+@pytest.mark.slow
 def test_each_environment_setting_has_its_own_world(cli) -> None:
     sweep = ("all_reduce", "--sizes", "64", "--place", "in", "-n", "3", "-w", "0", "--cache", "hot")
     done = cli(*sweep, "-g", "1,2", "--env", "COLLBENCH_X=a,b")

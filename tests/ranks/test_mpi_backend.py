@@ -346,6 +346,7 @@ def whole(run: RunFile, text: str) -> None:
     assert run.end is not None and run.end.exit == 0
 
 
+@pytest.mark.slow
 def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(
     cli, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_backend_that_cannot_open_is_skipped_after_one_that_can(
     assert_skipped(*measure(warm, tmp_path / "run.jsonl", "gloo,saboteur", "refuse-all:0:0"))
 
 
+@pytest.mark.slow
 def test_a_budget_goes_on_with_the_next_world(warm: Warm, tmp_path: Path) -> None:
     pace = ("--budget", "20s", "--max-time", "0.05s")
     done, run = measure(warm, tmp_path / "run.jsonl", "saboteur,gloo", "refuse-all:0:0", pace)
