@@ -68,6 +68,7 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
     assert done.returncode in (Exit.OK, Exit.NO_VERDICT), done.stderr  # 3 on a busy machine
     base, head = sides()
     assert launches(base, 1) == launches(head, 1) == list(range(6))
+    assert {world.together for file in (base, head) for world in file.worlds} == {"turns"}
     assert base.run.pairing.experiment == head.run.pairing.experiment
     assert (base.run.pairing.variant, head.run.pairing.variant) == ("X=1", "X=2")
     for one, other in zip(base.records, head.records, strict=True):
@@ -160,7 +161,7 @@ def aa(cli, suite: str, *args: str, **env: str):
     return cli("ab", *options, timeout=200, **env)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_sides_of_a_round_are_alive_at_once_and_take_turns(cli, suite) -> None:
     done = aa(cli, suite(iters=150), "--budget", "0")
     base, head = sides()
@@ -310,6 +311,7 @@ def sabotaged(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
     return write
 
 
+@pytest.mark.slow
 def test_what_breaks_in_the_pilot_is_told_with_its_side(cli, suite, sabotaged) -> None:
     path = suite('"4K"', "saboteur", "native")
     done = cli("ab", "--suite", path, *sabotaged("kill:1:3"), PYTHONPATH=before(PLUGINS))

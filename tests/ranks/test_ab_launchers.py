@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from experiments import ended, sides, small
+from marks import long
 from warm import Started, Warm
 
 from collbench.core.errors import Exit, UsageError
@@ -78,6 +79,7 @@ def test_what_is_refused_is_told_once_and_ends_all_with_one_code(warm: Warm) -> 
     assert told[1] == ("", "")
 
 
+@pytest.mark.slow
 def test_mpi_is_left_out_with_what_to_do(warm: Warm, suite) -> None:
     with by_hand(warm, "--suite", suite(backends='"mpi"'), "--aa") as processes:
         _, err = processes[0].communicate(timeout=100)
@@ -138,7 +140,7 @@ def gone(pids: Sequence[int], seconds: float = 10) -> bool:
     ("how", "codes", "words"),
     [
         (signal.SIGINT, (Exit.INTERRUPTED, Exit.INTERRUPTED), ""),
-        (signal.SIGKILL, (-signal.SIGKILL, Exit.TIMEOUT), "lost rank 0 on "),
+        long(signal.SIGKILL, (-signal.SIGKILL, Exit.TIMEOUT), "lost rank 0 on "),
     ],
 )
 def test_places_end_with_rank_0(

@@ -248,6 +248,7 @@ def test_a_token_keeps_other_ranks_out(by_hand: ByHand, tmp_path: Path) -> None:
     assert "has another COLLBENCH_TOKEN" in told[1]
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_any_output(by_hand: ByHand, bare: Server, tmp_path: Path) -> None:
     """The launch's token, and others in variables whose names tell."""
     path = tmp_path / "run.jsonl"

@@ -229,6 +229,7 @@ def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure)
         )
 
 
+@pytest.mark.slow
 def test_uneven_blocks_arrive_whole_in_types_mpi_does_not_know_too(measure) -> None:
     swept = cases(
         collectives=("all_to_allv",),

@@ -354,6 +354,7 @@ def test_an_odd_real_rank_is_told_apart(find_orders) -> None:
     assert list_trees(size) == {0: [UP], 1: [DOWN], 2: [UP]}
 
 
+@pytest.mark.slow
 def test_real_ranks_bisect_sizes(find_orders) -> None:
     sizes = find_planted(find_orders, "from:404", 64, 1024, bisect=True)
     assert [size.nbytes for size in sizes] == [64, 400, 404, 1024]
