@@ -1,4 +1,4 @@
-"""Parameters with which a test takes long."""
+"""Parameters with which a test takes seconds, or long."""
 
 from __future__ import annotations
 
@@ -7,3 +7,4 @@ from functools import partial
 import pytest
 
 long = partial(pytest.param, marks=pytest.mark.long)
+slow = partial(pytest.param, marks=pytest.mark.slow)

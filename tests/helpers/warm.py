@@ -39,7 +39,7 @@ from collbench.run.launch.children import die_with_parent
 from collbench.survive.signals import STOPPING, interrupts
 
 COLLBENCH = "collbench"
-CLONE_NEWNET = 0x40000000  # of setns(2)
+CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000  # of setns(2)
 LIBRARIES = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH")  # what begins so is read on load
 PYTHON = ("PYTHON",)
 NOT_HEEDED = ("PYTHONPATH", "PYTHONSAFEPATH")  # added to sys.path here; commands have -P
@@ -157,11 +157,13 @@ class Warm:
         env: Mapping[str, str] | None = None,
         script: str = COLLBENCH,
         network: int = 0,
+        like: int = 0,
     ) -> Started:
         """``collbench ARGS``, or the script at a path, with this whole environment, or the
-        present one; in the network of the process that has the pid ``network``, if not here."""
+        present one; in the network of the process that has the pid ``network``, if not here, and
+        with the cores and the host name of the one that has the pid ``like``."""
         settings = dict(os.environ if env is None else env)
-        order = json.dumps([script, args, settings, str(Path.cwd()), network]).encode()
+        order = json.dumps([script, args, settings, str(Path.cwd()), network, like]).encode()
         pipes = [os.pipe() for _ in range(3)]
         try:
             socket.send_fds(self._at, [order], [write for _, write in pipes])
@@ -172,9 +174,9 @@ class Warm:
         return Started([script, *args], told, (out, err))
 
     def __call__(
-        self, *args: str, timeout: float = 120, **env: str
+        self, *args: str, timeout: float = 120, script: str = COLLBENCH, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        process = self.start(*args, env={**os.environ, **env})
+        process = self.start(*args, env={**os.environ, **env}, script=script)
         try:
             out, err = process.communicate(timeout)
         except subprocess.TimeoutExpired:
@@ -262,15 +264,15 @@ def _become_command(
     env: dict[str, str],
     folder: str,
     network: int,
+    like: int,
     outputs: list[int],
 ) -> NoReturn:
     """What a forked process does: it ends as the command does."""
     _forget()
     os.chdir(folder)
-    if network:
-        with Path(f"/proc/{network}/ns/net").open() as place:
-            if ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET):
-                raise OSError("cannot enter the network")
+    _enter_namespace(network, "net", CLONE_NEWNET)
+    _enter_namespace(like, "uts", CLONE_NEWUTS)
+    os.sched_setaffinity(0, os.sched_getaffinity(like))  # of 0: its own
     os.environ.clear()
     os.environ.update(env)
     _add_paths(env)
@@ -290,6 +292,15 @@ def _become_command(
         if script == COLLBENCH
         else lambda: runpy.run_path(script, run_name="__main__")
     )
+
+
+def _enter_namespace(pid: int, kind: str, flag: int) -> None:
+    """Go where the process ``pid`` is, if there is one and it is elsewhere."""
+    theirs, ours = Path(f"/proc/{pid}/ns/{kind}"), Path(f"/proc/self/ns/{kind}")
+    if pid and theirs.readlink() != ours.readlink():
+        with theirs.open() as place:
+            if ctypes.CDLL(None).setns(place.fileno(), flag):
+                raise OSError(f"cannot enter the namespace {theirs}")
 
 
 def _add_paths(env: Mapping[str, str]) -> None:
@@ -347,11 +358,18 @@ def _open_streams(out: int, err: int) -> None:
 def _needs_its_own(env: Mapping[str, str]) -> bool:
     """Whether a Python would heed settings as it starts, or libraries as they load, that are not
     those of this process; where an experiment finds collbench does not matter, which is loaded."""
-    if _is_customised(env) and _select(env, ("",)) != _select(os.environ, ("",)):  # by any of them
+    if _is_customised(env) and _select_read(env) != _select_read(os.environ):
         return True
     loaded = _select(env, LIBRARIES) != _select(AT_LOAD, LIBRARIES)
     paths = _select(env, ("PYTHONPATH",)) != _select(os.environ, ("PYTHONPATH",))
     return loaded or paths or _needs_another_python(env)
+
+
+def _select_read(env: Mapping[str, str]) -> dict[str, str]:
+    """What customises this Python by: any variable, unless it names those in READS."""
+    names = getattr(sys.modules["sitecustomize"], "READS", None)
+    found = _select(env, ("",))
+    return found if names is None else {n: value for n, value in found.items() if n in names}
 
 
 def _needs_another_python(env: Mapping[str, str]) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from paths import before
+from relay import Relay, find_agent
 from warm import Warm
 
 from collbench.features.order.findings import OrderFindings, read_findings
@@ -26,6 +28,7 @@ Measure = Callable[..., list[Record]]
 Play = Callable[..., list[Record]]
 Ask = Callable[..., list[Record]]
 FindOrders = Callable[..., list[OrderFindings]]
+Launched = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -33,6 +36,27 @@ def cli(warm: Warm) -> Warm:
     """``collbench ARGS``, forked from a process that has loaded all: how a command comes up is
     for others to test."""
     return warm
+
+
+@pytest.fixture(scope="session")
+def relay(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    """``relay.command`` is what a launcher may start as it would start collbench."""
+    found = Relay(warm, tmp_path_factory.mktemp("relay") / "at")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def torchrun(warm: Warm, relay: Relay) -> Launched:
+    """``torchrun(*words, **env)``: ``collbench WORDS`` on two ranks, under torch's own agent."""
+
+    def run(*words: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d")
+        meeting = ("--rdzv-endpoint", "localhost:0", "--no-python")
+        started = (*options, *meeting, *relay.command, *words)
+        return warm(*started, script=find_agent(), timeout=timeout, **env)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,12 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 from experiments import ended, sides, small
+from marks import long
 from warm import Started, Warm
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
-
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "collbench", "ab")
 
 
 @pytest.fixture
@@ -28,11 +25,6 @@ def suite(tmp_path: Path):
         return small(tmp_path, sizes=sizes, backends=backends, iters=iters)
 
     return write
-
-
-def under_torchrun(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *TORCHRUN, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
 @contextmanager
@@ -59,9 +51,9 @@ def by_hand(warm: Warm, *words: str, n: int = 2) -> Iterator[list[Started]]:
 
 
 @pytest.mark.slow
-def test_two_worlds_take_turns_under_torchrun(suite) -> None:
+def test_two_worlds_take_turns_under_torchrun(torchrun, suite) -> None:
     words = ("--head", "X=1", "--tau", "99%", "--rounds", "6,6", "--budget", "0")
-    done = under_torchrun("--suite", suite(iters=100), *words)
+    done = torchrun("ab", "--suite", suite(iters=100), *words, timeout=400)
     base, head = sides()
     assert base.end and base.end.exit in (Exit.OK, Exit.NO_VERDICT), done.stderr
     assert (done.returncode == 0) == (base.end.exit == Exit.OK)
@@ -87,6 +79,7 @@ def test_what_is_refused_is_told_once_and_ends_all_with_one_code(warm: Warm) -> 
     assert told[1] == ("", "")
 
 
+@pytest.mark.slow
 def test_mpi_is_left_out_with_what_to_do(warm: Warm, suite) -> None:
     with by_hand(warm, "--suite", suite(backends='"mpi"'), "--aa") as processes:
         _, err = processes[0].communicate(timeout=100)
@@ -147,7 +140,7 @@ def gone(pids: Sequence[int], seconds: float = 10) -> bool:
     ("how", "codes", "words"),
     [
         (signal.SIGINT, (Exit.INTERRUPTED, Exit.INTERRUPTED), ""),
-        (signal.SIGKILL, (-signal.SIGKILL, Exit.TIMEOUT), "lost rank 0 on "),
+        long(signal.SIGKILL, (-signal.SIGKILL, Exit.TIMEOUT), "lost rank 0 on "),
     ],
 )
 def test_places_end_with_rank_0(

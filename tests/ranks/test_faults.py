@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from marks import long, slow
 from paths import before
 from warm import Warm
 
@@ -114,7 +115,7 @@ def run(start_run: Begin, warm: Warm) -> Begin:
 
 @pytest.fixture
 def run_anew(start_run: Begin) -> Begin:
-    """As ``run``, where what is planted is in how processes come up and are forked."""
+    """As ``run``, where what is planted is in how processes come up."""
     return partial(start_run, start_anew)
 
 
@@ -140,16 +141,15 @@ SWEEP = (
     [
         ("kill", "was killed by SIGKILL"),
         ("stop", "is stopped (SIGSTOP)"),
-        ("raise", "raised ArithmeticError: planted"),
-        ("sleep", "hang in the same call"),
+        slow("raise", "raised ArithmeticError: planted"),
+        slow("sleep", "hang in the same call"),
         ("slow-start", "has not moved"),
     ],
 )
-def test_a_broken_rank_ends_the_run_and_is_named(run, run_anew, what: str, words: str) -> None:
+def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
     """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4
     (check) times, and 8 in the other cadence."""
-    start = run_anew if what == "slow-start" else run
-    begun = start(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:24")
+    begun = run(*SWEEP, "--backend", "saboteur", "-T", "2", SABOTAGE=f"{what}:1:24")
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err
@@ -198,14 +198,14 @@ if os.fork() == 0:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "words"), [("kill", "was killed by SIGKILL"), ("stop", "is stopped (SIGSTOP)")]
+    ("what", "words"), [("kill", "was killed by SIGKILL"), long("stop", "is stopped (SIGSTOP)")]
 )
 def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
     run, what: str, words: str
 ) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
     begun = run(
-        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "3", SABOTAGE=f"{what}:1:24"
+        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "2", SABOTAGE=f"{what}:1:24"
     )
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
@@ -221,8 +221,8 @@ def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_world_that_has_finished_ends_though_a_rank_does_not(run_anew) -> None:
-    begun = run_anew(*SWEEP, SABOTAGE="never-leave:1:0")
+def test_a_world_that_has_finished_ends_though_a_rank_does_not(run) -> None:
+    begun = run(*SWEEP, SABOTAGE="never-leave:1:0")
     code, _, err = begun.end()
     assert code == Exit.OK
     assert f"rank 1 on {os.uname().nodename} (pid {begun.pids()[1]}) did not end" in err
@@ -241,7 +241,7 @@ def test_a_rank_killed_when_all_is_measured_costs_nothing_and_is_named(run) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", ["gloo", long("mpi")])
 def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run, backend: str) -> None:
     begun = run(*SWEEP, "--backend", backend)
     server = psutil.Process(begun.pids()[0]).parent()
@@ -255,8 +255,9 @@ def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run, bac
     assert gone([*begun.pids(), server.pid])
 
 
-def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run_anew) -> None:
-    begun = run_anew(*SWEEP, "-T", "3")
+def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run) -> None:
+    """It loads all anew, as libraries get another setting than where all is warm."""
+    begun = run(*SWEEP, "-T", "2", OMP_NUM_THREADS="2")
     me = psutil.Process(begun.process.pid)
     while not (servers := [child for child in me.children() if child.cmdline() != me.cmdline()]):
         time.sleep(0.01)
@@ -280,7 +281,7 @@ def test_ctrl_c_keeps_what_is_finished(run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", [long("gloo"), "mpi"])
 def test_ctrl_c_again_and_again_cuts_no_cleaning_up_short(run, backend: str) -> None:
     """mpirun that is told twice leaves its ranks' files in /dev/shm, and says so."""
     begun = run(*SWEEP, "-N", "500", "--backend", backend)
@@ -317,13 +318,14 @@ def test_a_command_interrupted_while_its_package_loads_ends_as_any_other(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, long(signal.SIGTERM), long(signal.SIGHUP)])
 def test_a_signal_in_the_first_moment_is_an_interrupt(run_anew, number: int) -> None:
     code, out, err = run_anew(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()
     assert code == Exit.INTERRUPTED
     assert (out, "Traceback" in err) == ("", False)
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_swept_by_the_next(run, tmp_path: Path) -> None:
     (place := tmp_path / "tmp").mkdir()
     begun = run(*SWEEP, "-N", "500", TMPDIR=str(place))
@@ -336,7 +338,7 @@ def test_what_a_killed_run_has_left_is_swept_by_the_next(run, tmp_path: Path) ->
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("victim", ["parent", "server"])
+@pytest.mark.parametrize("victim", ["parent", slow("server")])
 def test_no_rank_outlives_what_started_it(run, victim: str) -> None:
     begun = run(*SWEEP, "-N", "500")
     pids = begun.pids()
@@ -368,15 +370,15 @@ def test_ranks_listen_on_loopback_only(run) -> None:
         assert not [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
 
 
-def test_an_unwritable_place_is_found_before_ranks_start(cli, tmp_path: Path) -> None:
+def test_an_unwritable_place_is_found_before_ranks_start(bare, tmp_path: Path) -> None:
     for place in ("/dev/full", "/proc/nowhere/run.jsonl"):
-        done = cli(*SWEEP, "--output", place)
+        done = bare(*SWEEP, "--output", place)
         assert done.returncode == Exit.CANNOT_RUN
         assert "cannot write" in done.stderr and "hint:" in done.stderr
         assert done.stdout == ""
     existing = tmp_path / "old.jsonl"
     existing.write_text("precious")
-    assert cli(*SWEEP, "--output", str(existing)).returncode == Exit.USAGE
+    assert bare(*SWEEP, "--output", str(existing)).returncode == Exit.USAGE
     assert existing.read_text() == "precious"
 
 

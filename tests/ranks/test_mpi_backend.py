@@ -19,6 +19,7 @@ import psutil
 import pytest
 from marks import long
 from paths import before
+from relay import Relay
 from test_faults import Started, gone, start_warm
 from warm import Warm
 
@@ -36,6 +37,7 @@ from collbench.suite.sweep import Axes, expand_axes
 PLUGINS = Path(__file__).parent / "plugins"
 PATHS = before(PLUGINS)
 QUICK = {"iters": 1, "max_seconds": 0.0, "min_seconds": 0.0}
+UnderMpirun = Callable[..., tuple[subprocess.CompletedProcess[str], RunFile]]
 UNKNOWN = {"half", "bfloat16", "f8e4m3", "f8e5m2"}  # to MPI
 SWEEP = (
     "all_reduce",
@@ -86,40 +88,34 @@ def started(warm: Warm, tmp_path: Path) -> Iterator[Callable[..., Started]]:
         one.process.kill()
 
 
-def under_mpirun(
-    path: Path, *args: str, **env: str
-) -> tuple[subprocess.CompletedProcess[str], RunFile]:
-    """``mpirun -n 2 collbench ARGS`` with the settings of collbench's own worlds, and the run it
-    kept."""
-    settings = {
-        **mpirun.SETTINGS,
-        **mpirun.AS_ROOT,
-        **os.environ,
-        "PYTHONPATH": PATHS,
-        **env,
-    }
-    command = [
-        mpirun.find_mpirun(),
-        "-n",
-        "2",
-        sys.executable,
-        "-m",
-        "collbench",
-        *args,
-        "--output",
-        str(path),
-    ]
-    done = subprocess.run(
-        command, env=settings, capture_output=True, text=True, timeout=120, check=False
-    )
-    return done, run_file.read_file(path)
+@pytest.fixture
+def under_mpirun(relay: Relay, tmp_path: Path) -> UnderMpirun:
+    """``under_mpirun(*words, **env)``: ``mpirun -n 2 collbench WORDS`` with the settings of
+    collbench's own worlds, and the run it kept."""
+
+    def run(*words: str, **env: str) -> tuple[subprocess.CompletedProcess[str], RunFile]:
+        found, path = mpirun.find_mpirun(), tmp_path / "run.jsonl"
+        about = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+        is_open = "Open MPI" in about.stdout or "OpenRTE" in about.stdout
+        collbench = relay.command if is_open else [sys.executable, "-m", "collbench"]  # PMI_FD
+        settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, **os.environ, "PYTHONPATH": PATHS, **env}
+        done = subprocess.run(
+            [found, "-n", "2", *collbench, *words, "--output", str(path)],
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done, run_file.read_file(path)
+
+    return run
 
 
 def test_every_collective_is_right_or_refused(measure) -> None:
     n = 2
-    found = measure(
-        cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,))
-    )
+    axes = {"collectives": tuple(COLLECTIVES), "sizes": (48, 70_000), "roots": (-1,)}
+    found = measure(cases(ranks=(n,), **axes), **QUICK)
     for record in found:
         case = record.case
         refused = case.collective == "reduce_scatter" and case.in_place
@@ -132,10 +128,22 @@ def test_every_collective_is_right_or_refused(measure) -> None:
     assert {r.case.root for r in found if r.case.row.rooted} == set(range(n))
 
 
-def alone(script: str) -> list[str]:
+@pytest.fixture
+def alone(warm: Warm, tmp_path: Path) -> Callable[[str], list[str]]:
     """The lines that a script writes as the one rank of a world, with a ``backend`` to be opened
     and ``call(collective)``, which prepares one."""
-    whole = f"""
+
+    def run(script: str) -> list[str]:
+        (path := tmp_path / "alone.py").write_text(ALONE.format(script=script))
+        settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, "PYTHONPATH": PATHS}
+        done = warm(script=str(path), **settings)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+ALONE = """
 import torch
 from collbench.run.backends import _mpi
 from collbench.suite.case import Case
@@ -149,16 +157,9 @@ def call(collective, **more):
 {script}
 backend.close()
 """
-    settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, **os.environ, "PYTHONPATH": PATHS}
-    command = [mpirun.find_mpirun(), "-n", "1", sys.executable, "-c", whole]
-    done = subprocess.run(
-        command, env=settings, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
-def test_an_error_of_the_library_is_raised_in_its_own_words() -> None:
+def test_an_error_of_the_library_is_raised_in_its_own_words(alone) -> None:
     said = alone("""
 backend.open(0, 1, 0)
 try:
@@ -170,7 +171,9 @@ except Exception as e:
     assert said[0].startswith("Exception ") and "root" in said[0].lower()
 
 
-def test_where_the_librarys_functions_are_not_found_mpi4py_calls_them_and_it_is_said() -> None:
+def test_where_the_librarys_functions_are_not_found_mpi4py_calls_them_and_it_is_said(
+    alone,
+) -> None:
     text, bare, result = alone("""
 def nowhere(module):
     raise AttributeError("undefined symbol: MPI_Allreduce")
@@ -186,7 +189,7 @@ print(backend.library, made.bare, recv.tolist(), sep="\\n")
 
 
 @pytest.mark.long
-def test_what_open_mpi_was_told_to_run_stands_in_the_row(measure) -> None:
+def test_what_open_mpi_was_told_to_run_stands_in_the_row(alone, measure) -> None:
     """By its own variables, and only where its dynamic rules are on."""
     if not alone("backend.open(0, 1, 0)\nprint(backend.library)")[0].startswith("Open MPI"):
         pytest.skip("MPICH has no such setting")
@@ -226,6 +229,7 @@ def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure)
         )
 
 
+@pytest.mark.slow
 def test_uneven_blocks_arrive_whole_in_types_mpi_does_not_know_too(measure) -> None:
     swept = cases(
         collectives=("all_to_allv",),
@@ -277,6 +281,7 @@ def test_large_messages_in_parts_are_right(measure) -> None:
     assert {(r.status, r.wrong) for r in measure(swept, **QUICK)} == {("ok", 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra", [{"agg_iters": 3, "unalign": 3}, long({"blocking": 1, "cpu_time": True})]
 )
@@ -337,9 +342,12 @@ def whole(run: RunFile, text: str) -> None:
     }
     assert [w.backend for w in run.worlds] == ["gloo", "mpi", "shm"]
     assert run.worlds[1].library.startswith(("Open MPI ", "MPICH "))
+    modes = {r.case.mode for r in run.records if r.case.backend == "mpi" and r.status == "ok"}
+    assert modes == {"isolated"} or cpus.core_count() < 2
     assert run.end is not None and run.end.exit == 0
 
 
+@pytest.mark.slow
 def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(
     cli, tmp_path: Path
 ) -> None:
@@ -350,43 +358,20 @@ def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(
     assert {w.launcher for w in run.worlds} == {"local"}
 
 
-def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(tmp_path: Path) -> None:
-    done, run = under_mpirun(tmp_path / "run.jsonl", *COMPARED)
+@pytest.mark.slow
+def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(
+    under_mpirun: UnderMpirun,
+) -> None:
+    """Ranks that it has bound to a core have the mode of ranks that collbench starts."""
+    done, run = under_mpirun(*COMPARED, PRTE_MCA_hwloc_default_binding_policy="core")
     assert done.returncode == 0, done.stderr
     whole(run, done.stdout)
     assert all(w.launcher.startswith("mpirun") for w in run.worlds)
 
 
-def test_ranks_that_a_launcher_bound_have_the_mode_of_ranks_that_collbench_starts(
-    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    if cpus.core_count() < 2:
-        pytest.skip("needs 2 cores")
-    suite = ("all_reduce", "--sizes", "1K", "--place", "out", "--backend", "mpi")
-    bound = {"PRTE_MCA_hwloc_default_binding_policy": "core"}
-    done, run = under_mpirun(tmp_path / "run.jsonl", *suite, **bound)
-    assert done.returncode == 0, done.stderr
-    assert cli(*suite, "-g", "2", "--output", str(tmp_path / "own.jsonl")).returncode == 0
-    own = run_file.read_file(tmp_path / "own.jsonl")
-    assert {r.case.mode for r in run.records} == {r.case.mode for r in own.records} == {"isolated"}
-
-
-def test_ranks_of_another_launcher_are_told_apart_from_mpis(tmp_path: Path) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        "collbench",
-    ]
-    command = [*torchrun, "all_reduce", "-b", "1K", "-e", "1K", "--backend", "mpi", "--no-save"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def test_ranks_of_another_launcher_are_told_apart_from_mpis(warm: Warm) -> None:
+    """Each is alone by MPI's own count."""
+    done = warm.join(2, "all_reduce", "--sizes", "1K", "--backend", "mpi", "--no-save")
     assert done.returncode != 0
     assert (
         "of 1, the launcher rank 0 of 2" in done.stderr
@@ -428,9 +413,10 @@ def test_an_mpirun_that_starts_nothing_is_named(
         measure(cases(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (SIGSTOP)")],
+    [(signal.SIGKILL, "was killed by SIGKILL"), long(signal.SIGSTOP, "is stopped (SIGSTOP)")],
 )
 def test_a_broken_rank_ends_the_run_and_is_named(
     started, tmp_path: Path, number: int, words: str
@@ -463,8 +449,8 @@ def test_a_broken_rank_ends_the_run_and_is_named(
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("kill-start", "was killed by SIGKILL while starting up"),
-        ("stop-start", "is stopped (SIGSTOP) while starting up"),
+        long("kill-start", "was killed by SIGKILL while starting up"),
+        long("stop-start", "is stopped (SIGSTOP) while starting up"),
         ("starve", "ran out of memory "),
     ],
 )
@@ -482,8 +468,15 @@ def test_a_rank_that_is_lost_while_it_starts_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("rank", "fault"),
+    [
+        (1, signal.SIGKILL),
+        long(0, signal.SIGKILL),
+        long(0, signal.SIGSTOP),
+        long(1, signal.SIGSTOP),
+    ],
+)
 def test_a_rank_whose_warden_is_hit_is_named(started, rank: int, fault: signal.Signals) -> None:
     begun = started(*SWEEP, "-T", "5")
     place, warden = str(rank), None
@@ -508,7 +501,11 @@ def servers(pids: list[int]) -> list[psutil.Process]:
     return [process for process in above if process]
 
 
-def test_ranks_are_forked_by_a_server_that_knows_no_mpi(started) -> None:
+@pytest.mark.slow
+def test_ranks_are_forked_by_a_server_that_knows_no_mpi_and_listen_on_loopback_only(
+    started,
+) -> None:
+    """MPICH's mpirun lets its ranks inherit the socket on which it listens."""
     begun = started(*SWEEP)
     pids = begun.pids()
     server, other = servers(pids)
@@ -517,6 +514,17 @@ def test_ranks_are_forked_by_a_server_that_knows_no_mpi(started) -> None:
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (server.pid, *pids)]
     assert [bool(re.search(r"/libmpi\w*\.so", text)) for text in maps] == [False, True, True]
     assert all(os.getsid(pid) == pid for pid in pids)  # no terminal's Ctrl-C
+    above = psutil.Process(begun.process.pid).children()
+    ours, inherited = (
+        {
+            c.laddr
+            for one in some
+            for c in one.net_connections("inet")
+            if c.status == psutil.CONN_LISTEN
+        }
+        for some in (map(psutil.Process, pids), above)
+    )
+    assert {address.ip for address in ours - inherited} == {"127.0.0.1"}
 
 
 @pytest.mark.slow
@@ -551,7 +559,7 @@ def test_a_stopped_server_of_ranks_is_named(started) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("kill-forked", "was killed by SIGKILL"), ("stop-forked", "is stopped (SIGSTOP)")],
+    [long("kill-forked", "was killed by SIGKILL"), ("stop-forked", "is stopped (SIGSTOP)")],
 )
 def test_a_forked_rank_that_is_lost_while_it_starts_is_named(
     started, what: str, words: str
@@ -600,50 +608,17 @@ def test_no_rank_outlives_what_started_it(started, victim: str) -> None:
     assert victim == "parent" or "mpirun was killed" in err
 
 
-def test_ranks_listen_on_loopback_only(started) -> None:
-    """MPICH's mpirun lets its ranks inherit the socket on which it listens."""
-    begun = started(*SWEEP)
-    ranks = [psutil.Process(pid) for pid in begun.pids()]
-    above = psutil.Process(begun.process.pid).children()
-    listening, inherited = (
-        {
-            c.laddr
-            for one in some
-            for c in one.net_connections("inet")
-            if c.status == psutil.CONN_LISTEN
-        }
-        for some in (ranks, above)
-    )
-    assert {address.ip for address in listening - inherited} == {"127.0.0.1"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["corrupt", "raise"])
-def test_a_fault_under_mpirun_is_seen_and_ends_the_job(tmp_path: Path, what: str) -> None:
+def test_a_fault_under_mpirun_is_seen_and_ends_the_job(
+    under_mpirun: UnderMpirun, what: str
+) -> None:
     """Rank 1 gets a wrong element in the first call, or raises in the second case's: calls long
     enough to be timed one by one, and starts that need no repeating, make their number known."""
     sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:25"}[what]
-    done, run = under_mpirun(
-        tmp_path / "run.jsonl",
-        "all_reduce",
-        "--sizes",
-        "1M,2M,4M",
-        "--sync",
-        "barrier",
-        "-n",
-        "5",
-        "-w",
-        "1",
-        "--order",
-        "size",
-        "--place",
-        "out",
-        "--backend",
-        "saboteur_mpi",
-        "-T",
-        "20",
-        SABOTAGE=sabotage,
-    )
+    sweep = ("all_reduce", "--sizes", "1M,2M,4M", "--sync", "barrier", "-n", "5", "-w", "1")
+    options = ("--order", "size", "--place", "out", "--backend", "saboteur_mpi", "-T", "20")
+    done, run = under_mpirun(*sweep, *options, SABOTAGE=sabotage)
     if what == "corrupt":
         assert run.end is not None and run.end.exit == Exit.WRONG_DATA
         if "MPICH" not in run.worlds[0].library:  # whose mpirun may end with 0 all the same

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
+from marks import long, slow
 
 from collbench.core.algorithms import find_variant, list_algorithms
 from collbench.core.dtypes import DTYPES
@@ -83,11 +84,10 @@ def check_references(find_orders: FindOrders, asked: list[Asked], backend: str) 
         assert (what, size.attempts) == (what, 1)
 
 
-FEW = pytest.mark.parametrize("n", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-MANY = pytest.mark.parametrize("n", [6, 8])
+FEW = pytest.mark.parametrize("n", [2, slow(3), long(4)])
 
 
-@FEW
+@pytest.mark.parametrize("n", [long(2), 3, long(4)])
 def test_references_on_shared_memory_add_as_their_schedules_say(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "shm")
 
@@ -99,26 +99,26 @@ def test_references_over_gloos_messages_add_as_their_schedules_say(find_orders, 
 
 @needs_mpi
 @pytest.mark.slow
-@FEW
+@pytest.mark.parametrize("n", [long(2), 3, long(4)])
 def test_references_over_mpis_messages_add_as_their_schedules_say(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "mpi")
 
 
 @pytest.mark.slow
-@MANY
+@pytest.mark.parametrize("n", [6, long(8)])
 def test_references_of_more_ranks_on_shared_memory(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "shm")
 
 
 @pytest.mark.long
-@MANY
+@pytest.mark.parametrize("n", [6, 8])
 def test_references_of_more_ranks_over_gloos_messages(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "gloo")
 
 
 @needs_mpi
 @pytest.mark.long
-@MANY
+@pytest.mark.parametrize("n", [6, 8])
 def test_references_of_more_ranks_over_mpis_messages(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "mpi")
 
@@ -174,7 +174,7 @@ def test_a_prefix_is_a_sum_of_the_ranks_up_to_it(find_orders) -> None:
     }
 
 
-@pytest.mark.parametrize("root", [0, 1, 3])
+@pytest.mark.parametrize("root", [slow(0), 1, slow(3)])
 def test_a_reduce_has_an_order_at_its_root_alone(find_orders, root: int) -> None:
     subject = order("reduce", 4, 64, **ONCE, root=root)
     ((size,),) = (found.sizes for found in find_orders((subject, "binomial")))
@@ -242,7 +242,7 @@ def test_gloo_scatters_a_tree_to_each_rank(find_orders) -> None:
     assert sorted(trees[0] for trees in list_trees(size).values()) == sorted(GLOO)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "half", "double"])
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("half"), slow("double")])
 def test_gloo_adds_other_types_alike(find_orders, dtype: str) -> None:
     size = 64 * DTYPES[dtype].size
     (found,) = find_gloo(find_orders, "all_reduce", 4, size, dtype=dtype)
@@ -257,7 +257,7 @@ def test_gloo_refuses_eight_bits(ask) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", ["sum", "avg", "prod"])
+@pytest.mark.parametrize("op", ["sum", "avg", long("prod")])
 def test_executors_order_of_every_type_predicts_every_reduction(find_orders, op) -> None:
     subject = order("all_reduce", 3, 96, **(ONCE | {"places": ("out", "in"), "shifts": (0, 1)}))
     dtypes = ("bfloat16", "half", "double", "f8e4m3", "f8e5m2")
@@ -294,7 +294,7 @@ OPEN_MPI = {  # by the number of the algorithm that Open MPI 5 is told
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("told", OPEN_MPI)
+@pytest.mark.parametrize("told", [told if told in (1, 4) else long(told) for told in OPEN_MPI])
 def test_open_mpi_adds_as_it_is_told(find_orders, told: int) -> None:
     (size,) = find_open_mpi(find_orders, "all_reduce", 256, told=told)
     assert OPEN_MPI[told] in name_size(size)
@@ -354,6 +354,7 @@ def test_an_odd_real_rank_is_told_apart(find_orders) -> None:
     assert list_trees(size) == {0: [UP], 1: [DOWN], 2: [UP]}
 
 
+@pytest.mark.slow
 def test_real_ranks_bisect_sizes(find_orders) -> None:
     sizes = find_planted(find_orders, "from:404", 64, 1024, bisect=True)
     assert [size.nbytes for size in sizes] == [64, 400, 404, 1024]

@@ -9,10 +9,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import psutil
 import pytest
 from experiments import small
 from marks import long
+from warm import Warm
 
 from collbench.core.errors import Exit
 from collbench.records import run_file, store
@@ -73,20 +74,25 @@ def on_ray(address: str, *args: str) -> list[str]:
     return [*args, "--launcher", "ray", "--address", address]
 
 
-def left(address: str) -> dict[str, Any]:
-    """What is in use on the cluster: resources, placement groups, processes of ranks."""
+@contextmanager
+def connected(address: str) -> Iterator[None]:
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level="error")
     try:
-        every, free = ray.cluster_resources(), ray.available_resources()
-        groups = [
-            group
-            for group in ray.util.placement_group_table().values()
-            if group["state"] != "REMOVED"
-        ]
+        yield
     finally:
         ray.shutdown()
+
+
+def find_left() -> dict[str, Any]:
+    """What is in use on the cluster to which this process is connected: resources, placement
+    groups, processes of ranks."""
+    import ray
+
+    every, free = ray.cluster_resources(), ray.available_resources()
+    table = ray.util.placement_group_table().values()
+    groups = [group for group in table if group["state"] != "REMOVED"]
     taken = {
         name: every[name] - free.get(name, 0)
         for name in ("CPU",)
@@ -106,8 +112,9 @@ def left(address: str) -> dict[str, Any]:
 
 def assert_clean(address: str) -> None:
     until = time.monotonic() + 20  # Ray takes a moment to notice that a driver was killed
-    while (found := left(address)) and time.monotonic() < until:
-        time.sleep(0.2)
+    with connected(address):
+        while (found := find_left()) and time.monotonic() < until:
+            time.sleep(0.2)
     assert found == {}
 
 
@@ -207,6 +214,7 @@ def test_an_experiments_sides_take_turns(cluster: str, cli: Cli, tmp_path: Path)
     assert_clean(cluster)
 
 
+@pytest.mark.slow
 def test_placement(cluster: str) -> None:
     import ray
 
@@ -298,52 +306,44 @@ def test_a_world_that_has_finished_ends_though_a_rank_does_not(
     assert_clean(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [long(signal.SIGINT), signal.SIGKILL])
 def test_whatever_ends_the_driver_the_cluster_is_left_clean(
-    cluster: str, tmp_path: Path, number: int
+    cluster: str, warm: Warm, tmp_path: Path, number: int
 ) -> None:
     path = tmp_path / "run.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "collbench",
-        *on_ray(cluster, *SWEEP, "-N", "500", "--output", str(path)),
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        until = time.monotonic() + 60
-        while (
-            not (path.exists() and '"line":"record"' in path.read_text())
-            and time.monotonic() < until
-        ):
-            time.sleep(0.05)
-        assert left(cluster).keys() == {"taken", "groups", "ranks"}
-        process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode == (-number if number == signal.SIGKILL else Exit.INTERRUPTED)
+    command = warm.start(*on_ray(cluster, *SWEEP, "-N", "500", "--output", str(path)))
+    until = time.monotonic() + 60
+    while (
+        not (path.exists() and '"line":"record"' in path.read_text()) and time.monotonic() < until
+    ):
+        time.sleep(0.05)
+    with connected(cluster):
+        assert find_left().keys() == {"taken", "groups", "ranks"}
+    command.send_signal(number)
+    command.communicate(timeout=60)
+    assert command.returncode == (-number if number == signal.SIGKILL else Exit.INTERRUPTED)
     run = run_file.read_file(path)
     assert run.records and (run.end is None) == (number == signal.SIGKILL)
     assert_clean(cluster)
 
 
+@pytest.mark.slow
 def test_what_the_cluster_has_not_is_said(cluster: str, cli: Cli) -> None:
-    done = cli(*on_ray(cluster, *ONCE[:-2], "-b", "8", "-e", "8", "-g", "64", "-T", "3"))
+    one = (*ONCE[:-2], "--sizes", "8", "-T", "1")
+    done = cli(*on_ray(cluster, *one, "-g", "64"))
     assert done.returncode == Exit.CANNOT_RUN
     assert (
-        "no places for 64 ranks within 3 s: a rank takes 1 CPU, and free are 4 of 4 CPU"
+        "no places for 64 ranks within 1 s: a rank takes 1 CPU, and free are 4 of 4 CPU"
         in done.stderr
     )
-    done = cli(
-        *on_ray(
-            cluster, *ONCE[:-2], "--backend", "nccl", "-b", "8", "-e", "8", "-g", "2", "-T", "1"
-        )
-    )
+    done = cli(*on_ray(cluster, *one, "--backend", "nccl", "-g", "2"))
     assert done.returncode == Exit.CANNOT_RUN
     assert "a rank takes 1 CPU and 1 GPU, and free are 4 of 4 CPU, 0 of 0 GPU" in done.stderr
     assert_clean(cluster)
 
 
+@pytest.mark.slow
 def test_without_g_there_is_a_rank_for_each_cpu_of_the_cluster(cluster: str, cli: Cli) -> None:
     done = cli(*on_ray(cluster, *ONCE, "-b", "8", "-e", "8", "--dry-run", "--format", "nccl"))
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import collbench
 from collbench.core.errors import Exit
 
 README = Path(collbench.__file__).parents[1] / "README.md"
-SMALLER = {"-b": "16K", "-e": "64K", "--launches": "10", "--max-time": "0.05s"}
+SMALLER = {"-b": "16K", "-e": "64K", "--launches": "6", "--max-time": "0.05s"}
 
 
 def compared() -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -48,19 +49,36 @@ def planted(run: RunFile) -> list[str]:
     return [record.note for record in run.records if record.case.backend == "saboteur"]
 
 
-@pytest.mark.parametrize("backends", ["saboteur,gloo", "gloo,saboteur"])
-def test_a_backend_that_cannot_open_is_skipped_and_others_run(
-    warm: Warm, backends: str, tmp_path: Path
-) -> None:
-    done, run = measure(warm, tmp_path / "run.jsonl", backends, "refuse-all:0:0")
+@pytest.fixture(scope="module")
+def refused(
+    warm: Warm, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[subprocess.CompletedProcess[str], RunFile]:
+    """A run whose first backend cannot open, and whose second can."""
+    path = tmp_path_factory.mktemp("refused") / "run.jsonl"
+    return measure(warm, path, "saboteur,gloo", "refuse-all:0:0")
+
+
+def assert_skipped(done: subprocess.CompletedProcess[str], run: RunFile) -> None:
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(run) == STATUSES
     assert planted(run) == [PLANTED] * 2
     assert [world.backend for world in run.worlds] == ["gloo"]
 
 
+def test_a_backend_that_cannot_open_is_skipped_and_the_next_runs(refused) -> None:
+    assert_skipped(*refused)
+
+
+@pytest.mark.slow
+def test_a_backend_that_cannot_open_is_skipped_after_one_that_can(
+    warm: Warm, tmp_path: Path
+) -> None:
+    assert_skipped(*measure(warm, tmp_path / "run.jsonl", "gloo,saboteur", "refuse-all:0:0"))
+
+
+@pytest.mark.slow
 def test_a_budget_goes_on_with_the_next_world(warm: Warm, tmp_path: Path) -> None:
-    pace = ("--budget", "20s", "--max-time", "0.2s")
+    pace = ("--budget", "20s", "--max-time", "0.05s")
     done, run = measure(warm, tmp_path / "run.jsonl", "saboteur,gloo", "refuse-all:0:0", pace)
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(run) == STATUSES
@@ -76,7 +94,10 @@ def test_where_nothing_opens_the_reason_ends_the_run(warm: Warm, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("sabotage", "note"),
-    [("crash:1:0", "raised ArithmeticError: planted"), ("refuse:1:0", "unlike others: planted")],
+    [
+        ("crash:1:0", "raised ArithmeticError: planted"),
+        pytest.param("refuse:1:0", "unlike others: planted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_that_breaks_while_opening_fails_its_world_alone(
     warm: Warm, sabotage: str, note: str, tmp_path: Path
@@ -97,10 +118,9 @@ def test_a_case_that_cannot_be_prepared_is_skipped_alone(warm: Warm, tmp_path: P
 
 
 def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(
-    warm: Warm, tmp_path: Path
+    warm: Warm, refused, tmp_path: Path
 ) -> None:
-    path = tmp_path / "run.jsonl"
-    measure(warm, path, "saboteur,gloo", "refuse-all:0:0")
+    path = shutil.copy(refused[1].path, tmp_path / "run.jsonl")
     found = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": "corrupt:9:9"}
     done = warm("run", "--resume", str(path), **found)
     assert done.returncode == Exit.OK, done.stderr

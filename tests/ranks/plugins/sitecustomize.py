@@ -32,6 +32,8 @@ from collbench.run.launch.board import Board
 collbench.run.backends.__path__.append(str(Path(__file__).parent / "backends"))
 collbench.core.algorithms.__path__.append(str(Path(__file__).parent / "algorithms"))
 
+READS = ("CLOCKS", "SABOTAGE")  # variables on which it depends what this does
+
 what, _, rest = os.environ.get("SABOTAGE", "").partition(":")
 if what == "straggle":
     beat, late = Board.beat, int(rest.partition(":")[0])
@@ -73,9 +75,14 @@ at, forks = rest.partition(":")[0], []  # type: ignore[var-annotated]
 
 
 def in_nth_fork(act: Callable[[], object]) -> None:
+    """Have what a fork server forks for the rank act so."""
+
+    def count() -> None:
+        if sys.argv[0].endswith("forkserver.py"):
+            forks.append(1)
+
     os.register_at_fork(
-        before=lambda: forks.append(1),
-        after_in_child=lambda: act() if len(forks) == int(at) + 1 else None,
+        before=count, after_in_child=lambda: act() if len(forks) == int(at) + 1 else None
     )
 
 
