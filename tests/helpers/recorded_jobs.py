@@ -1,14 +1,13 @@
 """Training jobs of torch's own on Gloo that record themselves, for tests of recording.
 
-``start(names, folder)`` runs some, one after the other, on ranks of their own, each with a folder
-of its name there, and returns what each rank told of each.
+``start(warm, names, folder)`` runs some, one after the other, on ranks of their own, each with a
+folder of its name there, and returns what each rank told of each.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from paths import before
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -284,21 +282,19 @@ JOBS: tuple[Callable[[str], Any], ...] = (
 )
 
 
-def start(names: str, folder: Path, ranks: int = 2, limit: float = 200) -> list[dict[str, Any]]:
+def start(
+    warm: Any, names: str, folder: Path, ranks: int = 2, limit: float = 200
+) -> list[dict[str, Any]]:
     """What each rank of some jobs told of each."""
-    environ = {**os.environ, "PYTHONPATH": before(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, __file__, names, str(folder), str(ranks)]
-    started = [
-        subprocess.Popen([*words, str(rank)], env=environ, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
+    words = names, str(folder), str(ranks)
+    started = [warm.start(*words, str(rank), script=__file__) for rank in range(ranks)]
     try:
-        told = [process.communicate(timeout=limit)[0] for process in started]
+        ends = [process.communicate(limit) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0] * ranks
-    return [json.loads(each) for each in told]
+    assert [process.returncode for process in started] == [0] * ranks, ends
+    return [json.loads(told) for told, _ in ends]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import recorded_jobs as jobs
 from recorded import Told, as_model, told
+from warm import Warm
 
 from collbench.features.traces.formats import own
 from collbench.features.traces.types import Call, RankTrace, Trace
@@ -30,10 +31,10 @@ class Jobs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def all_jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+def all_jobs(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """All of them on the same ranks, which take long to start."""
     folder = tmp_path_factory.mktemp("jobs")
-    return Jobs(folder, jobs.start(" ".join(job.__name__ for job in jobs.JOBS), folder))
+    return Jobs(folder, jobs.start(warm, " ".join(job.__name__ for job in jobs.JOBS), folder))
 
 
 def talk(rank: RankTrace, span: tuple[int, int] | None = None) -> list[Call]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from paths import before
+from played import play_steps
 
 from collbench.core.errors import Exit, RunBroken
 from collbench.features.training import presets, reshape
@@ -19,6 +20,7 @@ from collbench.features.training.overlap import divide_phases, find_overlaps
 from collbench.features.training.step import Grid, Op, Program, Step
 from collbench.records import run_file
 from collbench.records.types import Record
+from collbench.run.launch.local import Launcher
 
 PLUGINS = Path(__file__).parent / "plugins"
 Play = Callable[..., list[Record]]
@@ -55,10 +57,28 @@ STEPS = {
 }
 
 
+def play_all(launcher: Launcher, steps: dict[str, Step]) -> dict[str, list[Record]]:
+    """The records of steps by name: those of as many ranks are played in one world."""
+    found = {}
+    for n in {step.world for step in steps.values()}:
+        names = [name for name, step in steps.items() if step.world == n]
+        records = play_steps(launcher, [steps[name] for name in names])
+        assert len(records) == 3 * len(names)
+        found |= {name: records[3 * at : 3 * at + 3] for at, name in enumerate(names)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def patterns(launcher: Launcher) -> dict[str, list[Record]]:
+    """The records of STEPS."""
+    return play_all(launcher, {name: make() for name, make in STEPS.items()})
+
+
 @pytest.mark.parametrize("name", STEPS)
-def test_the_data_of_every_operation_of_a_pattern_is_right(name: str, play: Play) -> None:
-    step = STEPS[name]()
-    records = play(step)
+def test_the_data_of_every_operation_of_a_pattern_is_right(
+    name: str, patterns: dict[str, list[Record]]
+) -> None:
+    records = patterns[name]
     assert [(r.case.collective, r.status) for r in records] == [
         ("communication", "ok"),
         ("computation", "ok"),
@@ -145,16 +165,18 @@ def test_computation_takes_its_time_and_communication_does_not(play: Play) -> No
     assert min(whole.times_ns) >= 3_000_000
 
 
-@pytest.mark.parametrize("kind", ["auto", "gemm", "copy", "spin", "sleep", "none"])
-def test_every_kind_of_computation_is_played(kind: str, play: Play) -> None:
+def test_every_kind_of_computation_is_played(launcher: Launcher) -> None:
     ops = (
         Op(kind="compute", compute_ns=100_000),
         Op(kind="compute", flops=5e7, touched=1 << 20, compute_ns=1000),
         Op(kind="all_reduce", **CALL),  # type: ignore[arg-type]
     )
-    step = reshape.set_computation(Step("x", 2, (Program((0, 1), ops),)), kind, 0)
-    records = play(step)
-    assert [record.status for record in records] == ["ok"] * 3
+    step = Step("x", 2, (Program((0, 1), ops),))
+    kinds = ("auto", "gemm", "copy", "spin", "sleep", "none")
+    found = play_all(launcher, {kind: reshape.set_computation(step, kind, 0) for kind in kinds})
+    assert {kind: [r.status for r in found[kind]] for kind in kinds} == {
+        kind: ["ok"] * 3 for kind in kinds
+    }
 
 
 def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
@@ -294,15 +316,16 @@ def test_what_a_budget_does_not_hold_is_dropped_and_named(
     assert all("--budget 0.2s" in record.note for record in records)
 
 
+@pytest.mark.slow
 def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:
     suite = tmp_path / "steps.toml"
     suite.write_text(
-        '[axes]\nranks = [2]\nbackends = ["gloo"]\n[policy]\nmax_seconds = "0.1s"\n'
+        '[axes]\nranks = [2]\nbackends = ["gloo"]\n[policy]\niters = 2\nwarmup = 1\n'
         '[[workload]]\nname = "toy:ddp"\ncompute = "none"\n'
     )
     done = cli(
         *("ab", "--suite", str(suite), "--base", "", "--head", "COLLBENCH_X=1"),
-        *("--rounds", "6,6", "--budget", "0", "--format", "json"),
+        *("--rounds", "6,6", "--budget", "0", "--tau", "99%", "--format", "json"),
     )
     assert done.returncode in (0, 3), done.stderr
     rows = json.loads(done.stdout)["rows"]
