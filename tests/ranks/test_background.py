@@ -57,6 +57,7 @@ GROUPED = {  # by the background, the groups of the case that have none of its r
 }
 
 
+@pytest.mark.slow
 def test_groups_of_its_own_have_right_data(measure: Measure) -> None:
     """Beside groups of the case: the same, a grid, one of all, and others."""
     by_group = [

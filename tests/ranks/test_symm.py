@@ -123,6 +123,7 @@ def test_several_channels_and_unaligned_buffers_are_right(measure, unalign: int)
     assert wrong(measure(swept, unalign=unalign, **QUICK)) == []
 
 
+@pytest.mark.slow
 def test_uneven_blocks_arrive_whole(measure) -> None:
     swept = cases(
         "all_to_allv", ranks=(3,), sizes=(3000,), splits=("uniform", "spread:1", "zipf:1.2")
@@ -143,7 +144,9 @@ def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
     assert wrong(found) == []
 
 
-def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None:
+def test_a_ring_is_right_and_its_world_says_that_kernels_were_interpreted(
+    launcher, measure
+) -> None:
     from collbench.run.jobs import Job, Plan
     from collbench.run.launch.world import Listener
     from collbench.suite.policy import Policy
@@ -153,8 +156,10 @@ def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None
     plan = Plan(0, "symm", 2, INTERPRETED, Policy(iters=1, warmup=0), [Job(case, 1, "small")], 60.0)
     launcher.run([plan], Listener(lines.append))
     assert lines[0].interpreted and "interpreter" in lines[0].library
+    assert (lines[1].status, lines[1].wrong) == ("ok", 0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
     swept = expand_axes(
         Axes(
@@ -222,6 +227,7 @@ for dtype in DTYPES.values():
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_terms_are_combined_as_shared_memory_combines_them_to_the_bit(alone: list[str]) -> None:
     """In the same order, and rounded each time: random numbers show both."""
     found = [line.split() for line in alone[3:]]
@@ -250,6 +256,7 @@ walker._CHECKED = checked
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_after_giving_up_the_kernel_leaves_at_once_and_for_good(alone: list[str]) -> None:
     """The peer has come once; the second launch gives up after 20 looks, the third would look a
     thousand million. What is told lies in the peer's line alone."""
