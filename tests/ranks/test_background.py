@@ -133,6 +133,7 @@ def test_wrong_data_of_a_collective_in_the_background_is_told(measure: Measure) 
     assert record.times_ns == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_meanwhile_is_named(measure: Measure) -> None:
     with pytest.raises(RunBroken, match="rank 1"):
         measure([case("all_to_all", nbytes=1 << 20)], iters=50, inject="drop:1")

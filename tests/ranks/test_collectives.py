@@ -35,7 +35,8 @@ SIZES = (48, 1000, 70_000)
 @pytest.mark.parametrize(
     ("n", "sizes"),
     [
-        (3, (1000,)),
+        (2, (1000,)),
+        pytest.param(3, (1000,), marks=pytest.mark.slow),
         pytest.param(1, SIZES, marks=pytest.mark.slow),
         pytest.param(2, SIZES, marks=pytest.mark.slow),
         pytest.param(4, (48,), marks=pytest.mark.slow),

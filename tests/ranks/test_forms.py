@@ -69,6 +69,7 @@ def test_a_flipped_bit_is_found_in_every_form(
     assert all(record.status in ("wrong", "skipped") for record in records)
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_is_named(launcher: Launcher) -> None:
     with pytest.raises(RunBroken, match="rank 1"):
         measure_forms(launcher, iters=50, inject="drop:1")

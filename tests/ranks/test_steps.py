@@ -70,17 +70,37 @@ def play_all(
     return found
 
 
+QUICK = ("ddp", "fsdp2", "pipeline")
+
+
+@pytest.fixture(scope="module")
+def quick_patterns(launcher: Launcher) -> dict[str, list[Record]]:
+    """The records of the quick ones of STEPS."""
+    return play_all(launcher, {name: STEPS[name]() for name in QUICK})
+
+
 @pytest.fixture(scope="module")
 def patterns(launcher: Launcher) -> dict[str, list[Record]]:
-    """The records of STEPS."""
-    return play_all(launcher, {name: make() for name, make in STEPS.items()})
+    """The records of the others."""
+    return play_all(launcher, {name: STEPS[name]() for name in sorted({*STEPS} - {*QUICK})})
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", QUICK)
+def test_the_data_of_every_operation_of_a_quick_pattern_is_right(
+    name: str, quick_patterns: dict[str, list[Record]]
+) -> None:
+    check_all(quick_patterns[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*STEPS} - {*QUICK}))
 def test_the_data_of_every_operation_of_a_pattern_is_right(
     name: str, patterns: dict[str, list[Record]]
 ) -> None:
-    records = patterns[name]
+    check_all(patterns[name])
+
+
+def check_all(records: list[Record]) -> None:
     assert [(r.case.collective, r.status) for r in records] == [
         ("communication", "ok"),
         ("computation", "ok"),
@@ -154,6 +174,7 @@ def test_an_operation_in_the_wrong_group_is_named(play: Play) -> None:
     assert "on tp" in whole.note
 
 
+@pytest.mark.slow
 def test_an_operation_that_one_rank_leaves_out_ends_the_run_and_is_told(play: Play) -> None:
     with pytest.raises(Exception, match=r"hang in the same call|has not moved"):
         play(buckets(wait="call"), "muddler", sabotage="drop:1:3", timeout=4.0)
@@ -225,6 +246,7 @@ def test_a_datatype_that_the_library_cannot_reduce_is_never_replaced(tmp_path: P
     assert [record.status for record in run.records] == ["skipped"] * 3
 
 
+@pytest.mark.slow
 def test_a_step_under_a_launcher_and_its_file(warm, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     command = ["workload", "fsdp2:llama3-8b", "--layers", "1", "--scale", "1/4096"]
@@ -246,12 +268,14 @@ def test_a_fault_that_is_planted_in_a_step_is_caught(play: Play) -> None:
     assert "on rank 1 at 0" in whole.note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["kill", "raise"])
 def test_a_rank_that_is_lost_in_a_step_is_named(what: str, play: Play) -> None:
     with pytest.raises(RunBroken, match="rank 1"):
         play(buckets(wait="call"), "saboteur", sabotage=f"{what}:1:6", timeout=30.0)
 
 
+@pytest.mark.slow
 def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> None:
     path = tmp_path / "run.jsonl"
     words = ["toy:ddp", "-g", "2", "-n", "2", "--env", "GLOO_X=1,2", "--output", str(path)]
