@@ -1,7 +1,7 @@
 """Training jobs of torch's own on Gloo that record themselves, for tests of recording.
 
-``start(warm, names, folder)`` runs some, one after the other, on ranks of their own, each with a
-folder of its name there, and returns what each rank told of each.
+``start(warm, names, folder, compiler)`` runs some, one after the other, on ranks of their own, each
+with a folder of its name there, and returns what each rank told of each.
 """
 
 from __future__ import annotations
@@ -283,10 +283,11 @@ JOBS: tuple[Callable[[str], Any], ...] = (
 
 
 def start(
-    warm: Any, names: str, folder: Path, ranks: int = 2, limit: float = 200
+    warm: Any, names: str, folder: Path, compiler: bool, ranks: int = 2, limit: float = 200
 ) -> list[dict[str, Any]]:
-    """What each rank of some jobs told of each."""
-    process = warm.start(names, str(folder), str(ranks), script=__file__)
+    """What each rank of some jobs told of each. ``compiler``: they need torch's."""
+    words = names, str(folder), str(ranks), "compiler" if compiler else ""
+    process = warm.start(*words, script=__file__)
     try:
         out, err = process.communicate(limit)
     finally:
@@ -306,7 +307,7 @@ def tell() -> None:
 def run(names: str, folder: str, ranks: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    where = f"file://{folder}/store"
+    where = f"file://{folder}/store-of-{names.replace(' ', '-')}"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
     for job in JOBS:
         if job.__name__ in names.split():
@@ -321,10 +322,9 @@ def run(names: str, folder: str, ranks: int, rank: int) -> None:
 
 def main() -> None:
     """Fork the ranks once what takes seconds to load is there."""
-    import torch._dynamo
-    import torch.distributed.fsdp  # noqa: F401
-
-    names, folder, ranks = sys.argv[1:]
+    names, folder, ranks, compiler = sys.argv[1:]
+    if compiler:
+        import torch._dynamo  # noqa: F401
     children = []
     for rank in range(int(ranks)):
         pid = os.fork()
