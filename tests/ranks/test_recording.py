@@ -32,12 +32,12 @@ class Jobs:
         self._told: dict[bool, list[dict[str, Any]]] = {}
 
     def told(self, name: str) -> list[Any]:
-        """What each rank told of a job."""
+        """What each rank told of a job; None of one that ended them."""
         heavy = name in HEAVY
         if heavy not in self._told:
             names = [job.__name__ for job in jobs.JOBS if (job.__name__ in HEAVY) == heavy]
             self._told[heavy] = jobs.start(self._warm, " ".join(names), self._folder, heavy)
-        return [of_rank[name] for of_rank in self._told[heavy]]
+        return [of_rank.get(name) for of_rank in self._told[heavy]]
 
     def trace(self, name: str) -> Trace:
         assert len(self.told(name)) == RANKS
