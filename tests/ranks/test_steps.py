@@ -217,7 +217,7 @@ def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
     assert 0 < part.waited <= part.busy
 
 
-@pytest.mark.parametrize("name", ["ddp", "pipeline"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_operations_are_left_out_of_steps_one_by_one(name: str, play: Play) -> None:
     """By all that meet in them, messages too: else the step would not end."""
     *_, whole = play(STEPS[name](), blame=True)
