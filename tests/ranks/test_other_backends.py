@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from marks import long
 from paths import before
 from plugged import run_plugged
 
@@ -25,7 +26,7 @@ def plugged(warm) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("said", "device"), [("cpu", "cpu"), ("accelerator", "cpu:0")])
+@pytest.mark.parametrize(("said", "device"), [long("cpu", "cpu"), ("accelerator", "cpu:0")])
 def test_tensors_are_on_the_device_that_the_backend_is_for(
     cold, tmp_path: Path, said: str, device: str
 ) -> None:

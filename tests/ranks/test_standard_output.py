@@ -38,7 +38,7 @@ def test_what_libraries_print_is_no_part_of_the_output(cold) -> None:
     check(cold(*SWEEP, "-g", "2", PYTHONPATH=PATHS))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_libraries_print_is_no_part_of_the_output_under_mpirun() -> None:
     try:
         command = (mpirun.find_mpirun(), "-n", "2", sys.executable, "-m", "collbench", *SWEEP)
