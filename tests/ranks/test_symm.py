@@ -136,7 +136,7 @@ def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
     swept = cases(
         "all_reduce",
         ("ring", "one_shot"),
-        ranks=(3,),
+        ranks=(2,),
         sizes=(412,),
         modes=("isolated", "streaming", "host"),
     )
