@@ -1,14 +1,13 @@
 """Training jobs of torch's own on Gloo that record themselves, for tests of recording.
 
-``start(names, folder)`` runs some, one after the other, on ranks of their own, each with a folder
-of its name there, and returns what each rank told of each.
+``start(warm, names, folder, compiler)`` runs some, one after the other, on ranks of their own, each
+with a folder of its name there, and returns what each rank told of each.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from paths import before
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -245,7 +243,7 @@ def killed(folder: str) -> Any:
     while not path.exists() or path.read_text().count("\n") < 6:
         time.sleep(0.01)
     dist.barrier()
-    print(json.dumps(TOLD), flush=True)
+    tell()
     os._exit(0)
 
 
@@ -284,38 +282,57 @@ JOBS: tuple[Callable[[str], Any], ...] = (
 )
 
 
-def start(names: str, folder: Path, ranks: int = 2, limit: float = 200) -> list[dict[str, Any]]:
-    """What each rank of some jobs told of each."""
-    environ = {**os.environ, "PYTHONPATH": before(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, __file__, names, str(folder), str(ranks)]
-    started = [
-        subprocess.Popen([*words, str(rank)], env=environ, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
+def start(
+    warm: Any, names: str, folder: Path, compiler: bool, ranks: int = 2, limit: float = 200
+) -> list[dict[str, Any]]:
+    """What each rank of some jobs told of each. ``compiler``: they need torch's."""
+    words = names, str(folder), str(ranks), "compiler" if compiler else ""
+    process = warm.start(*words, script=__file__)
     try:
-        told = [process.communicate(timeout=limit)[0] for process in started]
+        out, err = process.communicate(limit)
     finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * ranks
-    return [json.loads(each) for each in told]
+        process.kill()
+    assert process.returncode == 0, err
+    return [told for _, told in sorted(json.loads(line) for line in out.splitlines())]
 
 
-def main() -> None:
-    names, folder, ranks, rank = sys.argv[1:]
+def tell() -> None:
+    """Print this rank and what it told so far, by turns, as ranks share standard output."""
+    for rank in range(dist.get_world_size()):
+        if rank == dist.get_rank():
+            os.write(1, (json.dumps([rank, TOLD]) + "\n").encode())
+        dist.barrier()
+
+
+def run(names: str, folder: str, ranks: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    where = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=int(ranks))
+    where = f"file://{folder}/store-of-{names.replace(' ', '-')}"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
     for job in JOBS:
         if job.__name__ in names.split():
-            if job is unwritable and rank == "0":
+            if job is unwritable and rank == 0:
                 Path(folder, "unwritable").write_text("no folder")
             dist.barrier()
             TOLD[job.__name__] = job(f"{folder}/{job.__name__}")
             dist.barrier()
-    print(json.dumps(TOLD), flush=True)
+    tell()
     dist.destroy_process_group()
+
+
+def main() -> None:
+    """Fork the ranks once what takes seconds to load is there."""
+    names, folder, ranks, compiler = sys.argv[1:]
+    if compiler:
+        import torch._dynamo  # noqa: F401
+    children = []
+    for rank in range(int(ranks)):
+        pid = os.fork()
+        if pid == 0:
+            run(names, folder, int(ranks), rank)
+            os._exit(0)
+        children.append(pid)
+    sys.exit(any(os.waitpid(pid, 0)[1] for pid in children))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from paths import before
+from played import play_steps
 from relay import Relay, find_agent
 from warm import Warm
 
@@ -105,30 +106,9 @@ def measure(launcher: Launcher, fault: Path) -> Measure:
 def play(launcher: Launcher, fault: Path) -> Play:
     """``play(step)``: the records of its parts, of two rounds unless told otherwise."""
 
-    def run(
-        step: Step,
-        backend: str = "gloo",
-        algorithm: str = "native",
-        sabotage: str = "x:9:9",
-        **policy: object,
-    ) -> list[Record]:
+    def run(step: Step, *given: str, sabotage: str = "x:9:9", **policy: object) -> list[Record]:
         fault.write_text(sabotage)
-        given = {"iters": 2, "warmup": 1, "timeout": 60.0, "sync": "barrier", **policy}
-        settings = Policy(**given)  # type: ignore[arg-type]
-        axes = Axes(
-            collectives=(),
-            sizes=(),
-            ranks=(step.world,),
-            backends=(backend,),
-            algorithms=(algorithm,),
-        )
-        cases, _ = Suite(name="", axes=axes, subjects=(step,)).expand()
-        jobs = [Job(cases[0], 1, "", subject=step)]
-        limit = settings.timeout or 60.0
-        plan = Plan(0, backend, step.world, (), settings, jobs, limit)
-        lines: list[World | Record] = []
-        launcher.run([plan], Listener(lines.append))
-        return [line for line in lines if isinstance(line, Record)]
+        return play_steps(launcher, [step], *given, **policy)
 
     return run
 

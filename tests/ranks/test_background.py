@@ -57,17 +57,25 @@ GROUPED = {  # by the background, the groups of the case that have none of its r
 }
 
 
-@pytest.mark.parametrize("background", GROUPED)
-def test_groups_of_its_own_have_right_data(background: str, measure: Measure) -> None:
+@pytest.mark.slow
+def test_groups_of_its_own_have_right_data(measure: Measure) -> None:
     """Beside groups of the case: the same, a grid, one of all, and others."""
-    groups = [case(background, groups="div:2", of=2, group=group) for group in (1, 0)]
-    records = measure(groups[1:], iters=20, split="div:2")
-    assert [(r.status, r.wrong, r.note) for r in records] == [("ok", 0, "")] * 2
-    assert [record.case for record in records] == groups
+    by_group = [
+        [case(background, groups="div:2", of=2, group=group) for background in GROUPED]
+        for group in (1, 0)
+    ]
+    records = measure(by_group[1], iters=20, split="div:2")
+    assert [(r.status, r.wrong, r.note) for r in records] == [("ok", 0, "")] * 2 * len(GROUPED)
+    assert {record.case for record in records} == {each for cases in by_group for each in cases}
     assert all(record.background and record.background.alone_ns for record in records)
-    assert GROUPED[background] == tuple(
-        r.case.group for r in records if not backgrounds.count_ranks(r.case)
-    )
+    assert {
+        background: tuple(
+            r.case.group
+            for r in records
+            if r.case.background == background and not backgrounds.count_ranks(r.case)
+        )
+        for background in GROUPED
+    } == GROUPED
 
 
 def test_wrong_data_in_one_group_of_its_own_is_told(measure: Measure) -> None:
@@ -125,6 +133,7 @@ def test_wrong_data_of_a_collective_in_the_background_is_told(measure: Measure) 
     assert record.times_ns == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_meanwhile_is_named(measure: Measure) -> None:
     with pytest.raises(RunBroken, match="rank 1"):
         measure([case("all_to_all", nbytes=1 << 20)], iters=50, inject="drop:1")

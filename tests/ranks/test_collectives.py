@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from marks import long
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
@@ -28,10 +29,26 @@ def cases(**axes: object) -> list[Case]:
     return expand_axes(Axes(**given))[0]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> None:
+SIZES = (48, 1000, 70_000)
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"),
+    [
+        (2, (1000,)),
+        pytest.param(3, (1000,), marks=pytest.mark.slow),
+        pytest.param(1, SIZES, marks=pytest.mark.slow),
+        pytest.param(2, SIZES, marks=pytest.mark.slow),
+        pytest.param(4, (48,), marks=pytest.mark.slow),
+        long(3, SIZES),
+        long(4, SIZES),
+    ],
+)
+def test_every_collective_is_right_for_any_number_of_ranks(
+    measure, n: int, sizes: tuple[int, ...]
+) -> None:
     found = measure(
-        cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,))
+        cases(collectives=tuple(COLLECTIVES), sizes=sizes, ranks=(n,), roots=(-1,)),
     )
     for record in found:
         lacking = record.case.collective == "scan" or (
@@ -47,16 +64,25 @@ def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> N
     )
 
 
+OTHERS = ("reduce_scatter", "all_gather", "sendrecv")
+
+
 @pytest.mark.slow
-def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
-    swept = cases(
-        collectives=("all_reduce", "reduce_scatter", "all_gather", "sendrecv"),
-        sizes=(120,),
-        ranks=(3,),
-        dtypes=tuple(DTYPES),
-        ops=tuple(OPS),
-        in_place=(False,),
-    )
+@pytest.mark.parametrize(
+    ("n", "ops_by_collectives"),
+    [
+        (2, {("all_reduce",): tuple(OPS), OTHERS: ("sum",)}),
+        long(3, {("all_reduce", *OTHERS): tuple(OPS)}),
+    ],
+    ids=["most", "all"],
+)
+def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(
+    measure, n: int, ops_by_collectives: dict[tuple[str, ...], tuple[str, ...]]
+) -> None:
+    axes = {"sizes": (120,), "ranks": (n,), "dtypes": tuple(DTYPES), "in_place": (False,)}
+    swept = []
+    for collectives, ops in ops_by_collectives.items():
+        swept += cases(collectives=collectives, ops=ops, **axes)
     for record in measure(swept, iters=1):
         case = record.case
         refused = (
@@ -108,7 +134,7 @@ def test_calls_that_torch_hands_over_as_one_are_right(measure, mode: str) -> Non
         backends=("fusing",),
         modes=(mode,),
     )
-    found = measure(swept, iters=1, batch=1, agg_iters=3, rotation=3)
+    found = measure(swept, iters=1, batch=1, agg_iters=3, rotation=3, max_seconds=0.2)
     assert {(r.status, r.wrong) for r in found} == {("ok", 0)}, [r.note for r in found]
     assert {r.case.in_place for r in found} == {False, True} and {r.inner % 3 for r in found} == {0}
 
@@ -134,14 +160,26 @@ def test_a_corrupt_element_is_caught(measure, rank: int, call: int, when: str) -
 
 
 @pytest.mark.slow
-def test_sums_that_must_be_rounded_come_out_alike(measure) -> None:
+@pytest.mark.parametrize(
+    ("collectives", "dtypes"),
+    [
+        (("all_reduce", "reduce_scatter"), ("float", "int32")),
+        long(
+            ("all_reduce", "reduce", "reduce_scatter", "all_gather"), ("float", "bfloat16", "int32")
+        ),
+    ],
+    ids=["most", "all"],
+)
+def test_sums_that_must_be_rounded_come_out_alike(
+    measure, collectives: tuple[str, ...], dtypes: tuple[str, ...]
+) -> None:
     """Call by call and launch by launch; in place, too. Of what is exact in any order nothing is
     kept."""
     swept = cases(
-        collectives=("all_reduce", "reduce", "reduce_scatter", "all_gather"),
+        collectives=collectives,
         sizes=(70_000,),
         ranks=(3,),
-        dtypes=("float", "bfloat16", "int32"),
+        dtypes=dtypes,
         ops=("sum", "max"),
     )
     first, second = (measure(swept, iters=1, bitwise=True) for _ in range(2))
@@ -154,6 +192,7 @@ def test_sums_that_must_be_rounded_come_out_alike(measure) -> None:
     assert len({record.bits[0] for record in kept}) == len(kept)  # no two cases share data
 
 
+@pytest.mark.slow
 def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
     """The saboteur flips a bit in each call in turn. Those compared with what is expected are
     wrong; of the last two, which are compared with each other, either shows."""
@@ -190,22 +229,34 @@ def test_a_library_that_stops_delivering_is_caught(measure) -> None:
 
 
 def test_no_valid_sample_is_a_failure_not_a_time(measure) -> None:
-    swept = cases(collectives=("all_reduce",), sizes=(64,), ranks=(2,), in_place=(False,))
-    (record,) = measure(swept, iters=3, env=(("SABOTAGE", "never-in-time:0:0"),), sync="window")
+    swept = cases(
+        collectives=("all_reduce",),
+        sizes=(64,),
+        ranks=(2,),
+        in_place=(False,),
+        backends=("saboteur",),
+    )
+    (record,) = measure(swept, iters=3, sabotage="never-in-time:0:0", sync="window")
     assert (record.status, record.times_ns) == ("failed", [])
     assert record.invalid == {"late start": 9} and "late start" in record.note
 
 
 def test_nothing_is_verified_by_a_check_that_misses_a_flipped_bit(measure) -> None:
-    swept = cases(collectives=("all_reduce", "barrier"), sizes=(64,), ranks=(2,), in_place=(False,))
-    data, barrier = measure(swept, env=(("SABOTAGE", "blind:1:0"),))
+    swept = cases(
+        collectives=("all_reduce", "barrier"),
+        sizes=(64,),
+        ranks=(2,),
+        in_place=(False,),
+        backends=("saboteur",),
+    )
+    data, barrier = measure(swept, sabotage="blind:1:0")
     assert (data.status, data.checked, data.wrong) == ("failed", 0, None)
     assert data.note == (
         "not verified: rank 1 misses errors in data on cpu: a flipped bit was not found (1000"
         " elements of float); -c 0 measures without"
     )
     assert barrier.status == "ok"
-    unchecked, _ = measure(swept, env=(("SABOTAGE", "blind:1:0"),), check=0)
+    unchecked, _ = measure(swept, sabotage="blind:1:0", check=0)
     assert (unchecked.status, unchecked.wrong) == ("ok", None)
 
 
@@ -234,10 +285,15 @@ def test_a_rank_that_comes_late_is_named(measure) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two ranks on one core are both late")
     swept = cases(
-        collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=("host",), in_place=(False,)
+        collectives=("all_reduce",),
+        sizes=(4096,),
+        ranks=(2,),
+        modes=("host",),
+        in_place=(False,),
+        backends=("saboteur",),
     )
     for late in (0, 1):
-        (record,) = measure(swept, iters=100, env=(("SABOTAGE", f"straggle:{late}:0"),))
+        (record,) = measure(swept, iters=100, sabotage=f"straggle:{late}:0")
         assert (
             stats.find_straggler(record.per_rank) == late
         )  # from durations alone, as across hosts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,11 +20,15 @@ from collbench.suite.sweep import Axes, Suite
 
 
 def measure_forms(
-    launcher: Launcher, objects: bool = True, ranks: int = 3, only: str = "", **policy: object
+    launcher: Launcher,
+    objects: bool = True,
+    ranks: int = 3,
+    names: Sequence[str] = (),
+    **policy: object,
 ) -> list[Record]:
-    """The records of all forms of objects, or of all coalesced calls, in one world."""
-    names = [only] if only else [*OBJECTS] if objects else [*COALESCED]
-    requests = make_requests(names, [1, 500], [] if objects else [3])
+    """The records of forms of objects, or of coalesced calls, by default of all, in one world."""
+    names = names or [*(OBJECTS if objects else COALESCED)]
+    requests = make_requests(list(names), [1, 500], [] if objects else [3])
     subjects = tuple(FORMS.resolve(request, ranks, True, ["gloo"]) for request in requests)
     given = {"iters": 3, "warmup": 1, "timeout": 60.0, "sync": "barrier", **policy}
     settings = Policy(**given)  # type: ignore[arg-type]
@@ -44,17 +49,27 @@ def test_both_forms_are_measured_and_verified(launcher: Launcher, objects: bool)
     assert all(len(record.times_ns) == 3 and record.checked for record in records)
 
 
-@pytest.mark.parametrize("name", [*OBJECTS, *COALESCED])
-def test_a_flipped_bit_is_found_in_every_form(launcher: Launcher, name: str) -> None:
-    objects = name in OBJECTS
-    rank = 0 if name == "gather" else 1
-    records = measure_forms(launcher, objects, only=name, inject=f"corrupt:{rank}")
+@pytest.mark.parametrize(
+    ("objects", "names", "rank"),
+    [
+        (True, ("gather",), 0),  # whose data only the root has
+        (True, tuple(set(OBJECTS) - {"gather"}), 1),
+        (False, tuple(COALESCED), 1),
+    ],
+    ids=["gather", "objects", "coalesced"],
+)
+def test_a_flipped_bit_is_found_in_every_form(
+    launcher: Launcher, objects: bool, names: tuple[str, ...], rank: int
+) -> None:
+    records = measure_forms(launcher, objects, names=names, inject=f"corrupt:{rank}")
     wrong = [record for record in records if record.status == "wrong"]
-    assert len(wrong) == 2  # of two sizes, the form asked for: its fault ends the case of both
+    # of two sizes each, the form asked for: its fault ends the case of both
+    assert len({record.case.subject for record in wrong}) == len(wrong) == 2 * len(names)
     assert all(f"first on rank {rank}" in record.note for record in wrong)
     assert all(record.status in ("wrong", "skipped") for record in records)
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_is_named(launcher: Launcher) -> None:
     with pytest.raises(RunBroken, match="rank 1"):
         measure_forms(launcher, iters=50, inject="drop:1")

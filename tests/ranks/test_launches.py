@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from marks import long
 
 import collbench
 from collbench.records import run_file
@@ -33,7 +34,8 @@ def test_each_launch_is_a_row_of_ranks_of_its_own(cli, tmp_path: Path) -> None:
     assert "measure each side with --launches 10" in told
 
 
-@pytest.mark.parametrize(("option", "places"), [("--launches", 2), ("-N", 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "places"), [("--launches", 2), long("-N", 1)])
 def test_launches_have_other_addresses_in_memory(
     cold, tmp_path: Path, option: str, places: int
 ) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from marks import long
 from paths import before
+from plugged import run_plugged
 
 MODULE = """
 import torch.distributed as dist
@@ -33,13 +35,14 @@ SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2", "-n", "2", "--place", "i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lent", "Lent"])
+@pytest.mark.parametrize("name", ["Lent", long("lent")])
 def test_a_plug_ins_backend_is_measured(cold, plugin: str, name: str) -> None:
     done = cold(*SWEEP, "--backend", name, "--format", "csv", PYTHONPATH=plugin)
     assert done.returncode == 0, done.stderr
     assert f"all_reduce,{name},2,8," in done.stdout
 
 
-def test_a_plug_ins_backend_is_one_to_plan_with_and_a_likely_name(cold, plugin: str) -> None:
-    assert cold(*SWEEP, "--backend", "lent", "--dry-run", PYTHONPATH=plugin).returncode == 0
-    assert cold(*SWEEP, "--backend", "lent", "--dry-run").returncode == 2
+def test_a_plug_ins_backend_is_one_to_plan_with_and_a_likely_name(warm, plugin: str) -> None:
+    words = (*SWEEP, "--backend", "lent", "--dry-run")
+    assert run_plugged(warm, "lent:load", *words, PYTHONPATH=plugin).returncode == 0
+    assert warm(*words).returncode == 2

@@ -4,11 +4,12 @@ what the program asked for, nothing is left behind, and no failure reaches the j
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import recorded_jobs as jobs
 from recorded import Told, as_model, told
+from warm import Warm
 
 from collbench.features.traces.formats import own
 from collbench.features.traces.types import Call, RankTrace, Trace
@@ -19,21 +20,38 @@ from collbench.features.training.patterns.fsdp import Fsdp2, fsdp2
 RANKS = 2
 
 
-class Jobs(NamedTuple):
-    """What jobs recorded, and told, in processes of their own."""
+HEAVY = ("ddp", "fsdp2", "broken", "full", "unwritable")  # for which torch loads its compiler
 
-    folder: Path
-    told: list[dict[str, Any]]  # by job, of each rank
+
+class Jobs:
+    """What jobs recorded, and told, in processes of their own, which are started when the first of
+    them is asked for: those of HEAVY on ranks of theirs, all others on the same."""
+
+    def __init__(self, warm: Warm, folder: Path) -> None:
+        self._warm, self._folder = warm, folder
+        self._told: dict[bool, list[dict[str, Any]]] = {}
+
+    def told(self, name: str) -> list[Any]:
+        """What each rank told of a job; None of one that ended them."""
+        heavy = name in HEAVY
+        if heavy not in self._told:
+            names = [job.__name__ for job in jobs.JOBS if (job.__name__ in HEAVY) == heavy]
+            self._told[heavy] = jobs.start(self._warm, " ".join(names), self._folder, heavy)
+        return [of_rank.get(name) for of_rank in self._told[heavy]]
 
     def trace(self, name: str) -> Trace:
-        return own.read_job(sorted((self.folder / name).iterdir()))
+        assert len(self.told(name)) == RANKS
+        return own.read_job(sorted((self._folder / name).iterdir()))
 
 
 @pytest.fixture(scope="module")
-def all_jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """All of them on the same ranks, which take long to start."""
-    folder = tmp_path_factory.mktemp("jobs")
-    return Jobs(folder, jobs.start(" ".join(job.__name__ for job in jobs.JOBS), folder))
+def all_jobs(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(warm, tmp_path_factory.mktemp("jobs"))
+
+
+def by_weight(*names: str) -> list[Any]:
+    """Names of jobs as parameters: those of HEAVY are slow."""
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in HEAVY else []) for n in names]
 
 
 def talk(rank: RankTrace, span: tuple[int, int] | None = None) -> list[Call]:
@@ -56,6 +74,7 @@ def test_ddps_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
             assert asked(talk(rank, span)) == told(step)
 
 
+@pytest.mark.slow
 def test_ddp_has_several_buckets_and_waits_for_them_at_the_end_of_backward(all_jobs: Jobs) -> None:
     for rank in all_jobs.trace("ddp").ranks:
         buckets = [at for at, call in enumerate(rank.calls) if call.kind == "all_reduce"]
@@ -67,12 +86,13 @@ def test_ddp_has_several_buckets_and_waits_for_them_at_the_end_of_backward(all_j
             assert wait.ends_ns >= max(rank.calls[at].ends_ns for at in wait.after)
 
 
-def test_every_calls_times_are_known_and_in_order(all_jobs: Jobs) -> None:
-    for name in ("ddp", "fsdp2", "experts", "calls", "threads"):
-        for rank in all_jobs.trace(name).ranks:
-            assert [c for c in rank.calls if not 0 < c.issued_ns <= c.begins_ns <= c.ends_ns] == []
+@pytest.mark.parametrize("name", by_weight("ddp", "fsdp2", "experts", "calls", "threads"))
+def test_every_calls_times_are_known_and_in_order(name: str, all_jobs: Jobs) -> None:
+    for rank in all_jobs.trace(name).ranks:
+        assert [c for c in rank.calls if not 0 < c.issued_ns <= c.begins_ns <= c.ends_ns] == []
 
 
+@pytest.mark.slow
 def test_fsdp2s_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
     step = fsdp2(as_model(jobs.Layers()), Layout(dp=RANKS), Fsdp2())
     for rank in all_jobs.trace("fsdp2").ranks:
@@ -81,7 +101,7 @@ def test_fsdp2s_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
 
 def test_blocks_of_exchanges_are_those_that_were_sent(all_jobs: Jobs) -> None:
     for rank in all_jobs.trace("experts").ranks:
-        tokens = all_jobs.told[rank.rank]["experts"]
+        tokens = all_jobs.told("experts")[rank.rank]
         there = [jobs.WIDTH * count for count in tokens[rank.rank]]
         back = [jobs.WIDTH * row[rank.rank] for row in tokens]
         assert [(*call.sends,) for call in rank.calls] == [(*there,), (*back,)] * 2
@@ -151,6 +171,7 @@ def test_waits_are_where_the_program_waited(all_jobs: Jobs) -> None:
         assert later == [rank.calls[at] for at in sorted(waited)]
 
 
+@pytest.mark.slow
 def test_a_backward_pass_waits_no_longer_than_its_calls_take(all_jobs: Jobs) -> None:
     for rank in all_jobs.trace("ddp").ranks:
         waits = [c for c in rank.calls if c.kind == "wait" and c.phase == "backward"]
@@ -176,16 +197,17 @@ def test_threads_lose_nothing(all_jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ddp", "calls", "threads", "broken", "full", "unwritable", "twice", "strict"]
+    "name",
+    by_weight("ddp", "calls", "threads", "broken", "full", "unwritable", "twice", "strict"),
 )
 def test_nothing_is_left_behind(name: str, all_jobs: Jobs) -> None:
-    for rank in all_jobs.told:
-        left = {key: rank[name][key] for key in ("hooks", "wrapped", "threads")}
+    for by_rank in all_jobs.told(name):
+        left = {key: by_rank[key] for key in ("hooks", "wrapped", "threads")}
         assert left == {"hooks": [], "wrapped": [], "threads": []}
 
 
 def test_what_nobody_waits_for_is_let_go_with_the_next_call(all_jobs: Jobs) -> None:
-    assert [rank["unwaited"]["held"] for rank in all_jobs.told] == [False, False]
+    assert [each["held"] for each in all_jobs.told("unwaited")] == [False, False]
 
 
 FAILURES = {
@@ -196,18 +218,20 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("name", by_weight(*FAILURES))
 def test_a_failure_is_one_warning(name: str, all_jobs: Jobs) -> None:
-    for rank in all_jobs.told:
-        (warning,) = rank[name]["warned"]
+    for by_rank in all_jobs.told(name):
+        (warning,) = by_rank["warned"]
         assert FAILURES[name] in warning
         assert warning.endswith("nothing more is recorded, the job goes on")
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_without(all_jobs: Jobs) -> None:
-    assert [rank["broken"]["same"] for rank in all_jobs.told] == [True] * RANKS
+    assert [each["same"] for each in all_jobs.told("broken")] == [True] * RANKS
 
 
+@pytest.mark.slow
 def test_what_failed_is_told_in_the_trace(all_jobs: Jobs) -> None:
     for rank in all_jobs.trace("broken").ranks:
         assert [lost.why for lost in rank.lost] == [

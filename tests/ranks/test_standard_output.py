@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,45 +17,34 @@ from collbench.run.launch import mpirun
 
 PATHS = before(Path(__file__).parent / "plugins")
 SWEEP = (
-    *(sys.executable, "-m", "collbench", "all_reduce", "--backend", "noisy", "--sizes", "64"),
-    *("-n", "2", "-w", "0", "--place", "out", "--sync", "barrier", "--no-save"),
+    *("all_reduce", "--backend", "noisy", "--sizes", "64", "-n", "2", "-w", "0"),
+    *("--place", "out", "--sync", "barrier", "--no-save", "--format", "csv"),
 )
 
 
-def start(command: tuple[str, ...], **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": PATHS, **env},
-    )
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr
+    head, *rows = csv.reader(done.stdout.splitlines())
+    assert [dict(zip(head, row, strict=True))["collective"] for row in rows] == ["all_reduce"]
+    assert done.stderr.count("noise\n") == 2
 
 
-def locally(*args: str) -> list[subprocess.Popen[str]]:
-    return [start((*SWEEP, "-g", "2", *args))]
+def test_what_libraries_print_is_no_part_of_the_output_under_torchrun(warm) -> None:
+    check(warm.join(2, *SWEEP, PYTHONPATH=PATHS))
 
 
-def as_under_torchrun(*args: str) -> list[subprocess.Popen[str]]:
-    with socket.create_server(("127.0.0.1", 0)) as at:
-        port = str(at.getsockname()[1])
-    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [start((*SWEEP, *args), RANK=str(rank), **own) for rank in range(2)]
+@pytest.mark.slow
+def test_what_libraries_print_is_no_part_of_the_output(cold) -> None:
+    check(cold(*SWEEP, "-g", "2", PYTHONPATH=PATHS))
 
 
-def under_mpirun(*args: str) -> list[subprocess.Popen[str]]:
+@pytest.mark.long
+def test_what_libraries_print_is_no_part_of_the_output_under_mpirun() -> None:
     try:
-        command = (mpirun.find_mpirun(), "-n", "2", *SWEEP, *args)
+        command = (mpirun.find_mpirun(), "-n", "2", sys.executable, "-m", "collbench", *SWEEP)
     except CannotRun as e:
         pytest.skip(e.message)
-    return [start(command, **mpirun.SETTINGS, **mpirun.AS_ROOT)]
-
-
-@pytest.mark.parametrize("launch", [locally, as_under_torchrun, under_mpirun])
-def test_what_libraries_print_is_no_part_of_the_output(launch) -> None:
-    started = launch("--format", "csv")
-    ends = [process.communicate(timeout=100) for process in started]
-    assert [process.returncode for process in started] == [0] * len(started), ends
-    head, *rows = csv.reader("".join(out for out, _ in ends).splitlines())
-    assert [dict(zip(head, row, strict=True))["collective"] for row in rows] == ["all_reduce"]
-    assert "".join(err for _, err in ends).count("noise\n") == 2
+    env = {**os.environ, "PYTHONPATH": PATHS, **mpirun.SETTINGS, **mpirun.AS_ROOT}
+    check(
+        subprocess.run(command, text=True, capture_output=True, timeout=100, check=False, env=env)
+    )

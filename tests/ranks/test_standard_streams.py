@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import long
 
 from collbench.core.errors import CannotRun
 from collbench.records import run_file
@@ -17,14 +18,13 @@ from collbench.run.launch import mpirun
 SWEEP = "all_reduce --sizes 1K,4K -g 2 -n 5 -w 1 --place in"
 
 
-@pytest.fixture(params=["gloo", "mpi"])
-def sweep(request: pytest.FixtureRequest) -> str:
-    if request.param == "mpi":
+def sweep_on(backend: str) -> str:
+    if backend == "mpi":
         try:
             mpirun.find_mpirun()
         except CannotRun as e:
             pytest.skip(e.message)
-    return f"{SWEEP} --backend {request.param}"
+    return f"{SWEEP} --backend {backend}"
 
 
 def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
@@ -39,21 +39,28 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("redirects", "code"),
+    ("backend", "redirects", "code"),
     [
-        ("2>/dev/full", 0),
-        ("2>&1 >/dev/null | true", 0),  # a pipe that nobody reads
-        (">/dev/full 2>/dev/full", 5),
-        ("2>&-", 0),
-        (">&-", 0),
-        ("<&- >&- 2>&-", 0),
+        ("gloo", "<&- >&- 2>&-", 0),
+        long("gloo", "2>&1 >/dev/null | true", 0),  # a pipe that nobody reads
+        ("gloo", ">/dev/full 2>/dev/full", 5),
+        ("mpi", "<&- >&- 2>&-", 0),
+        long("gloo", "2>/dev/full", 0),
+        long("gloo", "2>&-", 0),
+        long("gloo", ">&-", 0),
+        long("mpi", "2>&1 >/dev/null | true", 0),
+        long("mpi", ">/dev/full 2>/dev/full", 5),
+        long("mpi", "2>/dev/full", 0),
+        long("mpi", "2>&-", 0),
+        long("mpi", ">&-", 0),
     ],
 )
 def test_ranks_measure_on_when_streams_take_nothing(
-    tmp_path: Path, sweep: str, redirects: str, code: int
+    tmp_path: Path, backend: str, redirects: str, code: int
 ) -> None:
-    command = f"{sys.executable} -m collbench {sweep} --output r.jsonl {redirects}"
+    command = f"{sys.executable} -m collbench {sweep_on(backend)} --output r.jsonl {redirects}"
     done = run(tmp_path, f"{command}; exit ${{PIPESTATUS[0]}}")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -61,11 +68,15 @@ def test_ranks_measure_on_when_streams_take_nothing(
     assert ([r.status for r in found.records], found.end is not None) == (["ok", "ok"], True)
 
 
-@pytest.mark.parametrize("option", ["-P", ""])
-def test_no_file_in_the_current_folder_runs(tmp_path: Path, sweep: str, option: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "option"),
+    [("mpi", ""), long("gloo", ""), long("gloo", "-P"), long("mpi", "-P")],
+)
+def test_no_file_in_the_current_folder_runs(tmp_path: Path, backend: str, option: str) -> None:
     planted = "open('ran', 'a').write(__name__); raise ImportError('mine')"
     for name in ("queue", "numpy", "msgspec", "psutil", "amdsmi", "pynvml", "numa"):
         (tmp_path / f"{name}.py").write_text(planted)
-    done = run(tmp_path, f"{sys.executable} {option} -m collbench {sweep} --no-save")
+    done = run(tmp_path, f"{sys.executable} {option} -m collbench {sweep_on(backend)} --no-save")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()

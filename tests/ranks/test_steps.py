@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from paths import before
+from played import play_steps
 
 from collbench.core.errors import Exit, RunBroken
 from collbench.features.training import presets, reshape
@@ -19,6 +20,7 @@ from collbench.features.training.overlap import divide_phases, find_overlaps
 from collbench.features.training.step import Grid, Op, Program, Step
 from collbench.records import run_file
 from collbench.records.types import Record
+from collbench.run.launch.local import Launcher
 
 PLUGINS = Path(__file__).parent / "plugins"
 Play = Callable[..., list[Record]]
@@ -55,10 +57,50 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_the_data_of_every_operation_of_a_pattern_is_right(name: str, play: Play) -> None:
-    step = STEPS[name]()
-    records = play(step)
+def play_all(
+    launcher: Launcher, steps: dict[str, Step], backend: str = "gloo"
+) -> dict[str, list[Record]]:
+    """The records of steps by name: those of as many ranks are played in one world."""
+    found = {}
+    for n in {step.world for step in steps.values()}:
+        names = [name for name, step in steps.items() if step.world == n]
+        records = play_steps(launcher, [steps[name] for name in names], backend)
+        assert len(records) == 3 * len(names)
+        found |= {name: records[3 * at : 3 * at + 3] for at, name in enumerate(names)}
+    return found
+
+
+QUICK = ("ddp", "fsdp2", "pipeline")
+
+
+@pytest.fixture(scope="module")
+def quick_patterns(launcher: Launcher) -> dict[str, list[Record]]:
+    """The records of the quick ones of STEPS."""
+    return play_all(launcher, {name: STEPS[name]() for name in QUICK})
+
+
+@pytest.fixture(scope="module")
+def patterns(launcher: Launcher) -> dict[str, list[Record]]:
+    """The records of the others."""
+    return play_all(launcher, {name: STEPS[name]() for name in sorted({*STEPS} - {*QUICK})})
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_data_of_every_operation_of_a_quick_pattern_is_right(
+    name: str, quick_patterns: dict[str, list[Record]]
+) -> None:
+    check_all(quick_patterns[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*STEPS} - {*QUICK}))
+def test_the_data_of_every_operation_of_a_pattern_is_right(
+    name: str, patterns: dict[str, list[Record]]
+) -> None:
+    check_all(patterns[name])
+
+
+def check_all(records: list[Record]) -> None:
     assert [(r.case.collective, r.status) for r in records] == [
         ("communication", "ok"),
         ("computation", "ok"),
@@ -69,11 +111,11 @@ def test_the_data_of_every_operation_of_a_pattern_is_right(name: str, play: Play
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "pipeline", "fsdp2"])
-def test_steps_run_on_mpi(name: str, play: Play) -> None:
-    records = play(STEPS[name](), "mpi")
-    assert [r.status for r in records] == ["ok"] * 3
-    assert records[-1].checked > 0
+def test_steps_run_on_mpi(launcher: Launcher) -> None:
+    names = ("ddp", "pipeline", "fsdp2")
+    for records in play_all(launcher, {name: STEPS[name]() for name in names}, "mpi").values():
+        assert [r.status for r in records] == ["ok"] * 3
+        assert records[-1].checked > 0
 
 
 def test_reference_algorithms_carry_a_step_over_shared_memory(play: Play) -> None:
@@ -132,6 +174,7 @@ def test_an_operation_in_the_wrong_group_is_named(play: Play) -> None:
     assert "on tp" in whole.note
 
 
+@pytest.mark.slow
 def test_an_operation_that_one_rank_leaves_out_ends_the_run_and_is_told(play: Play) -> None:
     with pytest.raises(Exception, match=r"hang in the same call|has not moved"):
         play(buckets(wait="call"), "muddler", sabotage="drop:1:3", timeout=4.0)
@@ -145,16 +188,18 @@ def test_computation_takes_its_time_and_communication_does_not(play: Play) -> No
     assert min(whole.times_ns) >= 3_000_000
 
 
-@pytest.mark.parametrize("kind", ["auto", "gemm", "copy", "spin", "sleep", "none"])
-def test_every_kind_of_computation_is_played(kind: str, play: Play) -> None:
+def test_every_kind_of_computation_is_played(launcher: Launcher) -> None:
     ops = (
         Op(kind="compute", compute_ns=100_000),
         Op(kind="compute", flops=5e7, touched=1 << 20, compute_ns=1000),
         Op(kind="all_reduce", **CALL),  # type: ignore[arg-type]
     )
-    step = reshape.set_computation(Step("x", 2, (Program((0, 1), ops),)), kind, 0)
-    records = play(step)
-    assert [record.status for record in records] == ["ok"] * 3
+    step = Step("x", 2, (Program((0, 1), ops),))
+    kinds = ("auto", "gemm", "copy", "spin", "sleep", "none")
+    found = play_all(launcher, {kind: reshape.set_computation(step, kind, 0) for kind in kinds})
+    assert {kind: [r.status for r in found[kind]] for kind in kinds} == {
+        kind: ["ok"] * 3 for kind in kinds
+    }
 
 
 def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
@@ -172,7 +217,7 @@ def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
     assert 0 < part.waited <= part.busy
 
 
-@pytest.mark.parametrize("name", ["ddp", "pipeline"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_operations_are_left_out_of_steps_one_by_one(name: str, play: Play) -> None:
     """By all that meet in them, messages too: else the step would not end."""
     *_, whole = play(STEPS[name](), blame=True)
@@ -201,6 +246,7 @@ def test_a_datatype_that_the_library_cannot_reduce_is_never_replaced(tmp_path: P
     assert [record.status for record in run.records] == ["skipped"] * 3
 
 
+@pytest.mark.slow
 def test_a_step_under_a_launcher_and_its_file(warm, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     command = ["workload", "fsdp2:llama3-8b", "--layers", "1", "--scale", "1/4096"]
@@ -222,12 +268,14 @@ def test_a_fault_that_is_planted_in_a_step_is_caught(play: Play) -> None:
     assert "on rank 1 at 0" in whole.note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["kill", "raise"])
 def test_a_rank_that_is_lost_in_a_step_is_named(what: str, play: Play) -> None:
     with pytest.raises(RunBroken, match="rank 1"):
         play(buckets(wait="call"), "saboteur", sabotage=f"{what}:1:6", timeout=30.0)
 
 
+@pytest.mark.slow
 def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> None:
     path = tmp_path / "run.jsonl"
     words = ["toy:ddp", "-g", "2", "-n", "2", "--env", "GLOO_X=1,2", "--output", str(path)]
@@ -294,15 +342,16 @@ def test_what_a_budget_does_not_hold_is_dropped_and_named(
     assert all("--budget 0.2s" in record.note for record in records)
 
 
+@pytest.mark.slow
 def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:
     suite = tmp_path / "steps.toml"
     suite.write_text(
-        '[axes]\nranks = [2]\nbackends = ["gloo"]\n[policy]\nmax_seconds = "0.1s"\n'
+        '[axes]\nranks = [2]\nbackends = ["gloo"]\n[policy]\niters = 2\nwarmup = 1\n'
         '[[workload]]\nname = "toy:ddp"\ncompute = "none"\n'
     )
     done = cli(
         *("ab", "--suite", str(suite), "--base", "", "--head", "COLLBENCH_X=1"),
-        *("--rounds", "6,6", "--budget", "0", "--format", "json"),
+        *("--rounds", "6,6", "--budget", "0", "--tau", "99%", "--format", "json"),
     )
     assert done.returncode in (0, 3), done.stderr
     rows = json.loads(done.stdout)["rows"]

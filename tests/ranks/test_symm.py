@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import long
+from paths import before
 
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
@@ -20,6 +23,7 @@ from collbench.suite.sweep import Axes, expand_axes
 
 pytest.importorskip("triton", reason="symm's kernel is written in Triton, which is not installed")
 
+PLUGINS = Path(__file__).parent / "plugins"
 INTERPRETED = (("TRITON_INTERPRET", "1"),)
 QUICK = {"rotation": 1, "iters": 1, "max_seconds": 0.0, "min_seconds": 0.0, "env": INTERPRETED}
 
@@ -40,21 +44,20 @@ def wrong(records: list[Record]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("n", "both"), [(1, False), (3, False), long(1, True), long(3, True)])
 def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
-    measure, n: int
+    measure, n: int, both: bool
 ) -> None:
+    """Each has one of them, or both: odd counts where ranks have blocks of their own, which are
+    then in place where they can be, else fewer elements."""
     swept = []
     for collective, row in COLLECTIVES.items():
         few, many = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
-        swept += cases(collective, ranks=(n,), sizes=(few,), roots=(n - 1,), in_place=(False,))
-        swept += cases(
-            collective,
-            ranks=(n,),
-            sizes=(many,),
-            roots=(n - 1,),
-            in_place=(row.in_place is not None,),
-        )
+        axes = {"ranks": (n,), "roots": (n - 1,)}
+        if both or not row.total:
+            swept += cases(collective, sizes=(few,), in_place=(False,), **axes)
+        if both or row.total:
+            swept += cases(collective, sizes=(many,), in_place=(row.in_place is not None,), **axes)
     found = measure(swept, **QUICK)
     assert wrong(found) == []
     wanted = {
@@ -63,45 +66,64 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 
 
-def test_every_reduction_is_right_for_every_datatype(measure) -> None:
-    axes = {
-        "ranks": (2,),
-        "sizes": (8 * 33,),
-        "dtypes": tuple(DTYPES),
-        "ops": tuple(sorted(set(OPS) - {"premul_sum"})),
-    }
-    found = measure(cases("all_reduce", ("one_shot",), in_place=(False,), **axes), **QUICK)
+NARROW = ("bfloat16", "f8e4m3", "f8e5m2")  # which FOLDED leaves out
+REDUCTIONS = tuple(sorted(set(OPS) - {"premul_sum"}))
+
+
+def reductions(dtypes: tuple[str, ...], ops: tuple[str, ...]) -> list[Case]:
+    axes = {"ranks": (2,), "sizes": (8 * 33,), "dtypes": dtypes, "ops": ops, "in_place": (False,)}
+    return cases("all_reduce", ("one_shot",), **axes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtypes",
+    [("bfloat16",), long(("f8e4m3", "f8e5m2")), long(tuple(set(DTYPES) - {*NARROW}))],
+)
+def test_every_reduction_is_right_for_every_datatype(measure, dtypes: tuple[str, ...]) -> None:
+    found = measure(reductions(dtypes, REDUCTIONS), **QUICK)
     skipped = [r for r in found if r.status == "skipped"]
     assert {(r.case.dtype, r.case.op) for r in skipped} == {
-        ("bfloat16", "avg")
+        (dtype, "avg") for dtype in dtypes if dtype == "bfloat16"
     }  # which the interpreter cannot
-    found = [r for r in found if r.status != "skipped"]
+    assert wrong([r for r in found if r.status != "skipped"]) == []
+    assert {(r.case.dtype, r.case.op) for r in found} >= {
+        (dtype, op) for dtype in dtypes for op in ("sum", "avg", "prod", "min", "max")
+    }
+
+
+@pytest.mark.slow
+def test_every_datatype_is_summed_and_divided(measure) -> None:
+    """FOLDED has the other reductions of most."""
+    kinds = tuple(set(DTYPES) - {"bfloat16"})
+    found = measure(reductions(kinds, ("sum",)) + reductions(("int32", "half"), ("avg",)), **QUICK)
     assert wrong(found) == []
-    ran = {(r.case.dtype, r.case.op) for r in found + skipped}
-    assert ran >= {(dtype, op) for dtype in DTYPES for op in ("sum", "avg")}
+    assert {(r.case.dtype, r.case.op) for r in found} == {
+        *((dtype, "sum") for dtype in kinds),
+        *((dtype, "avg") for dtype in ("int32", "half")),
+    }
 
 
+@pytest.mark.slow
 def test_every_datatype_is_copied(measure) -> None:
-    found = measure(
-        cases("all_gather", ("ring",), ranks=(2,), sizes=(2 * 8 * 11,), dtypes=tuple(DTYPES)),
-        **QUICK,
-    )
+    axes = {"ranks": (2,), "sizes": (2 * 8 * 11,), "dtypes": tuple(DTYPES), "in_place": (False,)}
+    found = measure(cases("all_gather", ("ring",), **axes), **QUICK)
     assert wrong(found) == [] and {r.case.dtype for r in found} == set(DTYPES)
 
 
-def test_several_channels_and_unaligned_buffers_are_right(measure) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("unalign", [0, 3])
+def test_several_channels_and_unaligned_buffers_are_right(measure, unalign: int) -> None:
     """Cells of 24 KiB and more have channels of their own parts; the odd count and -u leave nothing
     on 16 bytes."""
-    swept = []
-    for collective, names in (
-        ("all_reduce", ("ring", "one_shot", "two_shot")),
-        ("all_to_all", ("pairwise",)),
-    ):
-        swept += cases(collective, names, ranks=(2,), sizes=(48 << 10, (48 << 10) + 8))
-    assert wrong(measure(swept, **QUICK)) == []
-    assert wrong(measure(swept, unalign=3, **QUICK)) == []
+    sizes = ((48 << 10) + 8,) if unalign else (48 << 10, (48 << 10) + 8)
+    axes = {"ranks": (2,), "sizes": sizes, "dtypes": ("double",), "in_place": (False,)}
+    swept = cases("all_reduce", ("ring", "one_shot", "two_shot"), **axes)
+    swept += cases("all_to_all", ("pairwise",), **axes)
+    assert wrong(measure(swept, unalign=unalign, **QUICK)) == []
 
 
+@pytest.mark.slow
 def test_uneven_blocks_arrive_whole(measure) -> None:
     swept = cases(
         "all_to_allv", ranks=(3,), sizes=(3000,), splits=("uniform", "spread:1", "zipf:1.2")
@@ -114,7 +136,7 @@ def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
     swept = cases(
         "all_reduce",
         ("ring", "one_shot"),
-        ranks=(3,),
+        ranks=(2,),
         sizes=(412,),
         modes=("isolated", "streaming", "host"),
     )
@@ -122,7 +144,9 @@ def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
     assert wrong(found) == []
 
 
-def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None:
+def test_a_ring_is_right_and_its_world_says_that_kernels_were_interpreted(
+    launcher, measure
+) -> None:
     from collbench.run.jobs import Job, Plan
     from collbench.run.launch.world import Listener
     from collbench.suite.policy import Policy
@@ -132,8 +156,10 @@ def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None
     plan = Plan(0, "symm", 2, INTERPRETED, Policy(iters=1, warmup=0), [Job(case, 1, "small")], 60.0)
     launcher.run([plan], Listener(lines.append))
     assert lines[0].interpreted and "interpreter" in lines[0].library
+    assert (lines[1].status, lines[1].wrong) == ("ok", 0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
     swept = expand_axes(
         Axes(
@@ -148,11 +174,16 @@ def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
         measure(swept, **QUICK, sabotage="sleep:1:2")
 
 
-def alone(script: str) -> list[str]:
-    """What a script prints that runs the kernel in a process of its own."""
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
+@pytest.fixture(scope="module")
+def alone() -> list[str]:
+    """What scripts print that run the kernel in a process of their own: GAVE_UP, then FOLDED."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": before(PLUGINS)}
     return subprocess.run(
-        [sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True
+        [sys.executable, "-c", GAVE_UP + FOLDED],
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
 
 
@@ -196,9 +227,10 @@ for dtype in DTYPES.values():
 """  # noqa: E501
 
 
-def test_terms_are_combined_as_shared_memory_combines_them_to_the_bit() -> None:
+@pytest.mark.slow
+def test_terms_are_combined_as_shared_memory_combines_them_to_the_bit(alone: list[str]) -> None:
     """In the same order, and rounded each time: random numbers show both."""
-    found = [line.split() for line in alone(FOLDED)]
+    found = [line.split() for line in alone[3:]]
     assert [line for line in found if line[2] != "True"] == []
     assert len(found) == 6 * 8 + 3 * 5
 
@@ -215,17 +247,20 @@ code, claim, report = torch.from_numpy(tape.write_barrier(0, 2, 8)), torch.zeros
 def launch(limit):
     walker.walk[1, 1](code, bases, claim, report, 0, limit, **walker.kernel_options(case, False))
     print(report.tolist(), *(line.tolist() for line in lines))
+checked, walker._CHECKED = walker._CHECKED, walker.tl.constexpr(10)
 lines[0][2] = 1
 launch(10)
 launch(10)
 launch(1 << 30)
+walker._CHECKED = checked
 """  # noqa: E501
 
 
-def test_after_giving_up_the_kernel_leaves_at_once_and_for_good() -> None:
-    """The peer has come once; the second launch gives up after 10 looks, the third would look a
+@pytest.mark.slow
+def test_after_giving_up_the_kernel_leaves_at_once_and_for_good(alone: list[str]) -> None:
+    """The peer has come once; the second launch gives up after 20 looks, the third would look a
     thousand million. What is told lies in the peer's line alone."""
-    assert alone(GAVE_UP) == [
+    assert alone[:3] == [
         "[0, 0, 0, 0, 0, 0] [1, 0, 1] [0, 1, 0]",
         "[1, 0, 0, 1, 1, 0] [-1, 0, 1] [0, 2, 0]",
         "[1, 0, 0, 1, 1, 0] [-1, 0, 1] [0, 2, 0]",

@@ -1,8 +1,7 @@
 """On a test's PYTHONPATH: collbench finds this folder's backends and algorithms.
 
 SABOTAGE=slow-start:RANK:0 delays a rank; SABOTAGE=straggle:RANK:0 has it come 2 ms late to every
-call, outside the clock; never-in-time voids every sample; blind:RANK:0 has a rank's check find
-nothing. never-leave:RANK:0 stops a forked rank
+call, outside the clock. never-leave:RANK:0 stops a forked rank
 that has said that it is done, killed-leaving:RANK:0 kills one once all have measured everything;
 linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0, stop-start:RANK:0 and
 starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no memory for torch;
@@ -10,7 +9,7 @@ then no such rank is forked by a server, as it is with kill-forked:RANK:0 and st
 signalled:NUMBER:0 sends collbench a signal while it imports. CLOCKS=LIMIT gives every rank of a
 launcher a host of its own, whose clock started a quarter of an hour after the last one's and drifts
 30 ppm more; hosts' clocks are then relied upon below an error of LIMIT ns, whatever a sample takes.
-CLOCKS=one gives them hosts only."""
+CLOCKS=one gives them hosts only. TRITON_INTERPRET loads Triton's interpreter, quickened."""
 
 import atexit
 import os
@@ -23,12 +22,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rank_faults
+
 import collbench.core.algorithms
 import collbench.run.backends
 from collbench.core.errors import CannotRun
 from collbench.run.launch import takeover
 from collbench.run.launch.board import Board
 
+if os.environ.get("TRITON_INTERPRET"):
+    from quick_interpreter import quicken
+
+    quicken()
 collbench.run.backends.__path__.append(str(Path(__file__).parent / "backends"))
 collbench.core.algorithms.__path__.append(str(Path(__file__).parent / "algorithms"))
 
@@ -36,13 +41,7 @@ READS = ("CLOCKS", "SABOTAGE")  # variables on which it depends what this does
 
 what, _, rest = os.environ.get("SABOTAGE", "").partition(":")
 if what == "straggle":
-    beat, late = Board.beat, int(rest.partition(":")[0])
-
-    def straggle(self: Board, rank: int) -> None:
-        time.sleep(0.002 if rank == late else 0)
-        beat(self, rank)
-
-    Board.beat = straggle  # type: ignore[method-assign]
+    rank_faults.straggle(int(rest.partition(":")[0]))
 if what == "killed-leaving":
     enter = Board.enter
 
@@ -54,9 +53,6 @@ if what == "killed-leaving":
             os.kill(os.getpid(), signal.SIGKILL)
 
     Board.enter = enter_and_die  # type: ignore[method-assign]
-if what == "never-in-time":
-    meet = Board.meet
-    Board.meet = lambda self, rank, ahead_ns: meet(self, rank, ahead_ns) or True  # type: ignore[method-assign]
 if "CLOCKS" in os.environ and "RANK" in os.environ:
     from collbench.machine import environment
     from collbench.run.rank import global_clock as clocks
@@ -104,12 +100,6 @@ def starve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
 
 
-def blind() -> None:
-    from collbench.run.rank.check import Checker
-
-    Checker._wrong = lambda self, span, slot, view: view != view  # type: ignore[method-assign]
-
-
 if what == "signalled":
 
     class Early:
@@ -118,8 +108,6 @@ if what == "signalled":
                 os.kill(os.getpid(), int(at))
 
     sys.meta_path.insert(0, Early())  # type: ignore[arg-type]
-if what == "blind":
-    in_nth_fork(blind)
 if what == "slow-start":
     in_nth_fork(lambda: time.sleep(3600))
 if what == "never-leave":

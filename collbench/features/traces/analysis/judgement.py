@@ -140,9 +140,8 @@ def _list_losses(trace: Trace) -> Iterator[Lack]:
         volume = f" of {format_size(nbytes)}" if nbytes else ""
         amount = f"{format_count(calls, 'call')}{volume}, " if calls else ""
         ranks = sorted({rank for rank, _ in losses})
-        yield Lack(
-            f"lost: {losses[0][1].why}", f"{amount}{in_words(ranks)}: left out of all that is told"
-        )
+        follows = "left out of all that is told" if calls else "the rest is told"
+        yield Lack(f"lost: {losses[0][1].why}", f"{amount}{in_words(ranks)}: {follows}")
 
 
 def _lacking_files(verdict: Judged) -> Iterator[Lack]:

@@ -5,7 +5,9 @@ $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its th
 fail the rank; ``interrupt`` is Ctrl-C for who has started its parent; ``sleep`` hangs it before the
 call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened, ``crash`` fail
 there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse cases of so many
-bytes; ``lazy`` has every rank do nothing from that call on. With ``-each`` behind it (lazy-each)
+bytes; ``lazy`` has every rank do nothing from that call on; ``straggle:RANK:0`` has a rank come
+2 ms late to every call, outside the clock, ``never-in-time`` voids every sample, ``blind:RANK:0``
+has a rank's check find nothing. With ``-each`` behind it (lazy-each)
 a fault is planted in every case, whose calls are counted by themselves.
 """
 
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import rank_faults
 import torch
 import torch.distributed as dist
 
@@ -45,6 +48,12 @@ class Sabotage:
             raise CannotRun("planted", "a hint")
         if self._mine and self._what == "crash":
             raise ArithmeticError("planted")
+        if self._what == "straggle":
+            rank_faults.straggle(self._at_rank)
+        if self._what == "never-in-time":
+            rank_faults.void_samples()
+        if self._mine and self._what == "blind":
+            rank_faults.blind()
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         if self._what == "refuse-size" and case.nbytes == self._at_call:
