@@ -9,6 +9,8 @@ import math
 import random
 import re
 from collections.abc import Callable
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +191,19 @@ def rich() -> Document:
     )
 
 
+@cache
+def rich_page() -> str:
+    return html.render_page(rich())
+
+
 @pytest.fixture
 def page(visit: Open, tmp_path: Path) -> Open:
     """Write and open the page of a document, ``rich()`` if none is given."""
+    names = (f"{number or ''}report.html" for number in count())
 
     def opened(document: Document | None = None, **how: Any) -> Any:
-        path = tmp_path / "report.html"
-        path.write_text(html.render_page(document or rich()), encoding="utf-8")
+        path = tmp_path / next(names)
+        path.write_text(html.render_page(document) if document else rich_page(), encoding="utf-8")
         return visit(path, **how)
 
     return opened
@@ -664,18 +672,17 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     assert len(table) == len(seen)
 
 
-def test_the_policy_stops_what_is_not_the_pages_own(browser: Any, tmp_path: Path) -> None:
-    text = html.render_page(rich()).replace(
+def test_the_policy_stops_what_is_not_the_pages_own(tab: Any, tmp_path: Path) -> None:
+    text = rich_page().replace(
         "Rank 3 comes last.", "<script>document.title = 'taken'</script>"
     )
     (tmp_path / "bad.html").write_text(text, encoding="utf-8")
-    tab = browser.new_page()
-    told: list[str] = []
-    tab.on("console", lambda message: told.append(message.text))
+    told: list[Any] = []
+    tab.on("console", told.append)
     tab.goto((tmp_path / "bad.html").as_uri())
+    tab.remove_listener("console", told.append)
     assert tab.title() == rich().title
-    assert len(told) == 1 and "Content Security Policy" in told[0]
-    tab.close()
+    assert len(told) == 1 and "Content Security Policy" in told[0].text
 
 
 def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
