@@ -92,11 +92,21 @@ class Module(NamedTuple):
     imports: tuple[ast.Import | ast.ImportFrom, ...]
 
 
+def list_statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements within one, or within a module: expressions, of which most nodes are, hold
+    none."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for below in getattr(node, field, ()):
+            if isinstance(below, ast.stmt):
+                yield below
+            yield from list_statements(below)
+
+
 @cache
 def parsed(name: str) -> Module:
     text = MODULES[name].read_text()
     functions, imports = [], []
-    for node in ast.walk(ast.parse(text)):
+    for node in list_statements(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)
         elif isinstance(node, ast.FunctionDef):
