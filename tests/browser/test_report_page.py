@@ -673,9 +673,7 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
 
 
 def test_the_policy_stops_what_is_not_the_pages_own(tab: Any, tmp_path: Path) -> None:
-    text = rich_page().replace(
-        "Rank 3 comes last.", "<script>document.title = 'taken'</script>"
-    )
+    text = rich_page().replace("Rank 3 comes last.", "<script>document.title = 'taken'</script>")
     (tmp_path / "bad.html").write_text(text, encoding="utf-8")
     told: list[Any] = []
     tab.on("console", told.append)

@@ -51,6 +51,7 @@ def test_every_option_says_what_it_does() -> None:
 
 def test_every_option_of_a_collective_is_in_one_section_of_its_help() -> None:
     named = [name for names in SECTIONS.values() for name in names]
-    shown = {one.name for one in every_command()["all_reduce"].params if not getattr(one, "hidden", False)}
+    params = every_command()["all_reduce"].params
+    shown = {one.name for one in params if not getattr(one, "hidden", False)}
     assert len(named) == len({*named})
     assert shown <= {*named} and {*named} - shown <= {"help"}
