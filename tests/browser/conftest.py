@@ -32,8 +32,8 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """The tab in which one test after the other opens its pages: where a tab has compiled plotly.js
-    before, a page costs a quarter."""
+    """The tab in which one test after the other opens its pages: where a tab has compiled the same
+    plotly.js of the same address before, a page costs a quarter."""
 
     def __init__(self, browser: Any) -> None:
         self._browser = browser
@@ -46,6 +46,12 @@ class Tab:
         self._context = self._browser.new_context()
         self.page = self._context.new_page()
         self.page.set_default_timeout(PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each page is written, in place of the one before."""
+    return tmp_path_factory.mktemp("pages") / "report.html"
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +84,7 @@ def visit(tab: Any) -> Iterator[Visit]:
     def opened(path: Path, *, width: int = 1000, scheme: str = "light", hash: str = "") -> Any:
         tab.set_viewport_size({"width": width, "height": 800})
         tab.emulate_media(media="null", color_scheme=scheme)
+        tab.goto("about:blank")  # lest another hash of the same address were no other page
         tab.goto(path.as_uri() + hash)
         return tab
 

@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import Callable
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +196,13 @@ def rich_page() -> str:
 
 
 @pytest.fixture
-def page(visit: Open, tmp_path: Path) -> Open:
-    """Write and open the page of a document, ``rich()`` if none is given."""
-    names = (f"{number or ''}report.html" for number in count())
+def page(visit: Open, place: Path) -> Open:
+    """Write and open the page of a document or a text, of ``rich()`` if none is given."""
 
-    def opened(document: Document | None = None, **how: Any) -> Any:
-        path = tmp_path / next(names)
-        path.write_text(html.render_page(document) if document else rich_page(), encoding="utf-8")
-        return visit(path, **how)
+    def opened(what: Document | str | None = None, **how: Any) -> Any:
+        text = html.render_page(what) if isinstance(what, Document) else what or rich_page()
+        place.write_text(text, encoding="utf-8")
+        return visit(place, **how)
 
     return opened
 
@@ -625,7 +623,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
     assert json.loads(saved(tab, "JSON")) == [{text: text}]
 
 
-def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
+def test_hostile_records_do_nothing(page: Open, tmp_path: Path) -> None:
     assert (
         invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
     )
@@ -660,7 +658,7 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines([head, world, *seen]))
     done = invoked("report", str(path), "-o", str(tmp_path / "report.html"))
     assert done.exit_code == 0, done.output
-    tab = visit(tmp_path / "report.html")
+    tab = page((tmp_path / "report.html").read_text(encoding="utf-8"))
     number = tab.locator(".figure").count()
     drawn(tab, number)
     for head in tab.locator("thead button:visible").all():
@@ -672,15 +670,20 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     assert len(table) == len(seen)
 
 
-def test_the_policy_stops_what_is_not_the_pages_own(tab: Any, tmp_path: Path) -> None:
+def test_the_policy_stops_what_is_not_the_pages_own(tab: Any, place: Path) -> None:
     text = rich_page().replace("Rank 3 comes last.", "<script>document.title = 'taken'</script>")
-    (tmp_path / "bad.html").write_text(text, encoding="utf-8")
-    told: list[Any] = []
-    tab.on("console", told.append)
-    tab.goto((tmp_path / "bad.html").as_uri())
-    tab.remove_listener("console", told.append)
+    place.write_text(text, encoding="utf-8")
+    told = []
+
+    def hear(message: Any) -> None:
+        told.append(message.text)
+
+    tab.goto("about:blank")
+    tab.on("console", hear)
+    tab.goto(place.as_uri())
+    tab.remove_listener("console", hear)
     assert tab.title() == rich().title
-    assert len(told) == 1 and "Content Security Policy" in told[0].text
+    assert len(told) == 1 and "Content Security Policy" in told[0]
 
 
 def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
