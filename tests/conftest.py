@@ -24,9 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of real ranks that fails is run again, up to twice, which pytest's summary tells of; one of pure
     code is not."""
     place = {name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).parts[0], len(LONG)))
+    parts = {path: path.relative_to(TESTS).parts[0] for path in {item.path for item in items}}
+    items.sort(key=lambda item: place.get(parts[item.path], len(LONG)))
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in REAL:
+        if parts[item.path] in REAL:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 

@@ -4,7 +4,7 @@ whom; each feature's folder can go, and the rest works."""
 from __future__ import annotations
 
 import ast
-import shutil
+import json
 import subprocess
 import sys
 import warnings
@@ -22,7 +22,6 @@ from collbench.features import NAMES
 
 ROOT = Path(collbench.__file__).parent
 TESTS = Path(__file__).parent
-Done = subprocess.CompletedProcess[str]
 
 # The kernel, top to bottom: a module imports its own folder and those above it.
 KERNEL = (
@@ -93,11 +92,21 @@ class Module(NamedTuple):
     imports: tuple[ast.Import | ast.ImportFrom, ...]
 
 
+def list_statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements within one, or within a module: expressions, of which most nodes are, hold
+    none."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for below in getattr(node, field, ()):
+            if isinstance(below, ast.stmt):
+                yield below
+            yield from list_statements(below)
+
+
 @cache
 def parsed(name: str) -> Module:
     text = MODULES[name].read_text()
     functions, imports = [], []
-    for node in ast.walk(ast.parse(text)):
+    for node in list_statements(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)
         elif isinstance(node, ast.FunctionDef):
@@ -250,6 +259,25 @@ WORKS = (
 
 
 PACKAGES = ("torch", "pandas", "scipy.stats", "plotly", "jinja2", "rich", "typer")
+TOGETHER = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+import collbench
+from collbench.cli.main import main
+
+answers = []
+for words in json.loads(os.environ["WORKS"]):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = ["collbench", *words]
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    answers.append((words, code, out.getvalue(), err.getvalue()))
+print(json.dumps([collbench.__file__, answers]))
+collbench.record("trace")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -260,28 +288,32 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.close()
 
 
+def link_without(feature: str, folder: Path) -> None:
+    """Makes ``folder`` one that has the package, but for a feature's folder."""
+    (folder / "collbench" / "features").mkdir(parents=True)
+    (folder / "suites").symlink_to(ROOT.parent / "suites")
+    for within in (".", "features"):
+        for path in (ROOT / within).iterdir():
+            if path.name not in (feature, "features"):
+                (folder / "collbench" / within / path.name).symlink_to(path)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rest_works_without_a_feature(
     name: str, forked: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a copy of the package without the feature's folder."""
-    shutil.copytree(ROOT, tmp_path / "collbench")  # with what Python has compiled of it
-    shutil.copytree(ROOT.parent / "suites", tmp_path / "suites")
-    shutil.rmtree(tmp_path / "collbench" / "features" / name)
+    """Commands one after the other in one process, of a package that lacks the feature's folder."""
+    link_without(name, tmp_path)
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Done:
-        return forked(*words, PYTHONPATH=str(tmp_path))
-
-    assert RECORDED
-    ended = {words[0]: run(*words) for words in WORKS}
-    assert {word: done.stderr for word, done in ended.items() if done.returncode} == {}
-    where = run("-c", "import collbench; print(collbench.__file__); collbench.record('trace')")
-    assert where.stdout.startswith(str(tmp_path))
-    assert ("cannot record" in where.stderr) == (name in ("traces", "training"))
     gone = [one for one in find_features() if name in (one.name, *one.needs)]
-    for feature in gone:
-        for command in feature.commands:
-            done = run(command.key)
-            assert (done.returncode, "no command" in done.stderr) == (2, True)
-            assert f"  {command.key} " not in ended["--help"].stdout
+    commands = [command.key for feature in gone for command in feature.commands]
+    assert RECORDED
+    works = json.dumps([*WORKS, *([command] for command in commands)])
+    done = forked("-c", TOGETHER, PYTHONPATH=str(tmp_path), WORKS=works)
+    where, answers = json.loads(done.stdout)
+    assert where.startswith(str(tmp_path))
+    assert [(words, err) for words, code, _, err in answers[: len(WORKS)] if code] == []
+    for words, code, _, err in answers[len(WORKS) :]:
+        assert (code, f"no command '{words[0]}'" in err) == (2, True)
+        assert f"  {words[0]} " not in answers[0][2]
+    assert ("cannot record" in done.stderr) == (name in ("traces", "training"))

@@ -16,38 +16,80 @@ CHROMIUM = next(
 )
 
 
+PATIENCE = 120_000  # milliseconds, on a machine that does much else
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
+    sync_api.expect.set_options(timeout=PATIENCE / 4)
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield chromium
         chromium.close()
 
 
+class Tab:
+    """The tab in which one test after the other opens its pages: where a tab has compiled the same
+    plotly.js of the same address before, a page costs a quarter."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._context: Any = None
+        self.renew()
+
+    def renew(self) -> None:
+        if self._context:
+            self._context.close()
+        self._context = self._browser.new_context()
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each page is written, in place of the one before."""
+    return tmp_path_factory.mktemp("pages") / "report.html"
+
+
+@pytest.fixture(scope="session")
+def only_tab(browser: Any) -> Tab:
+    return Tab(browser)
+
+
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Visit]:
+def tab(only_tab: Tab, request: pytest.FixtureRequest) -> Any:
+    """The only tab; a new one where a test is run again."""
+    if getattr(request.node, "execution_count", 1) > 1:
+        only_tab.renew()
+    return only_tab.page
+
+
+@pytest.fixture
+def visit(tab: Any) -> Iterator[Visit]:
     """Open a file. No console message, error, or request for anything but files may have come when
-    the test ends."""
+    the test ends. Another file takes the place of the one before."""
     troubles: list[str] = []
     asked: list[str] = []
-    contexts = []
+    heard = {
+        "console": lambda message: troubles.append(message.text),
+        "pageerror": lambda error: troubles.append(str(error)),
+        "request": lambda request: asked.append(request.url),
+    }
+    for event, listener in heard.items():
+        tab.on(event, listener)
 
     def opened(path: Path, *, width: int = 1000, scheme: str = "light", hash: str = "") -> Any:
-        contexts.append(
-            browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        )
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: troubles.append(message.text))
-        tab.on("pageerror", lambda error: troubles.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.emulate_media(media="null", color_scheme=scheme)
+        tab.goto("about:blank")  # lest another hash of the same address were no other page
         tab.goto(path.as_uri() + hash)
         return tab
 
     yield opened
-    for context in contexts:
-        context.close()
+    for event, listener in heard.items():
+        tab.remove_listener(event, listener)
     assert troubles == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

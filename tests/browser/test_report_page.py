@@ -9,6 +9,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -189,14 +190,19 @@ def rich() -> Document:
     )
 
 
-@pytest.fixture
-def page(visit: Open, tmp_path: Path) -> Open:
-    """Write and open the page of a document, ``rich()`` if none is given."""
+@cache
+def rich_page() -> str:
+    return html.render_page(rich())
 
-    def opened(document: Document | None = None, **how: Any) -> Any:
-        path = tmp_path / "report.html"
-        path.write_text(html.render_page(document or rich()), encoding="utf-8")
-        return visit(path, **how)
+
+@pytest.fixture
+def page(visit: Open, place: Path) -> Open:
+    """Write and open the page of a document or a text, of ``rich()`` if none is given."""
+
+    def opened(what: Document | str | None = None, **how: Any) -> Any:
+        text = html.render_page(what) if isinstance(what, Document) else what or rich_page()
+        place.write_text(text, encoding="utf-8")
+        return visit(place, **how)
 
     return opened
 
@@ -617,7 +623,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
     assert json.loads(saved(tab, "JSON")) == [{text: text}]
 
 
-def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
+def test_hostile_records_do_nothing(page: Open, tmp_path: Path) -> None:
     assert (
         invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
     )
@@ -652,7 +658,7 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines([head, world, *seen]))
     done = invoked("report", str(path), "-o", str(tmp_path / "report.html"))
     assert done.exit_code == 0, done.output
-    tab = visit(tmp_path / "report.html")
+    tab = page((tmp_path / "report.html").read_text(encoding="utf-8"))
     number = tab.locator(".figure").count()
     drawn(tab, number)
     for head in tab.locator("thead button:visible").all():
@@ -664,18 +670,20 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     assert len(table) == len(seen)
 
 
-def test_the_policy_stops_what_is_not_the_pages_own(browser: Any, tmp_path: Path) -> None:
-    text = html.render_page(rich()).replace(
-        "Rank 3 comes last.", "<script>document.title = 'taken'</script>"
-    )
-    (tmp_path / "bad.html").write_text(text, encoding="utf-8")
-    tab = browser.new_page()
-    told: list[str] = []
-    tab.on("console", lambda message: told.append(message.text))
-    tab.goto((tmp_path / "bad.html").as_uri())
+def test_the_policy_stops_what_is_not_the_pages_own(tab: Any, place: Path) -> None:
+    text = rich_page().replace("Rank 3 comes last.", "<script>document.title = 'taken'</script>")
+    place.write_text(text, encoding="utf-8")
+    told = []
+
+    def hear(message: Any) -> None:
+        told.append(message.text)
+
+    tab.goto("about:blank")
+    tab.on("console", hear)
+    tab.goto(place.as_uri())
+    tab.remove_listener("console", hear)
     assert tab.title() == rich().title
     assert len(told) == 1 and "Content Security Policy" in told[0]
-    tab.close()
 
 
 def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:

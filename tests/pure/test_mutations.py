@@ -7,18 +7,20 @@ from pathlib import Path
 import factories
 import mutations
 import pytest
+from marks import long
 
-NUMBER = 300  # of each kind; tests/perf/fuzz.py tries as many as one likes
+SEEDS = [range(80), long(range(80, 300))]  # tests/perf/fuzz.py tries as many as one likes
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("name", mutations.KINDS)
 def test_a_changed_file_is_read_or_refused_in_words(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     factories.write(factories.stored({factories.case(): 1e6}, name="good"), tmp_path)
     kind, path = mutations.KINDS[name], tmp_path / "x.jsonl"
-    said = {mutations.tried(kind, seed, path, seed % 30 == 0) for seed in range(NUMBER)}
+    said = {mutations.tried(kind, seed, path, seed % 30 == 0) for seed in seeds}
     assert {"read", "refused"} <= said
 
 

@@ -182,16 +182,16 @@ def test_geomeans_interval_holds_the_truth_as_often_as_it_says(rounds: int) -> N
 
 
 def test_only_pairs_tell_identical_builds_apart_as_rarely_as_they_claim() -> None:
-    """The error of a share of 400 is at most 2.5 %, of 4 % 1 %."""
-    shares = simulated.false_positives(400, 10)
+    """The error of a share of 200 is at most 3.5 %, of 4 % 1.4 %."""
+    shares = simulated.false_positives(200, 10)
     expected = {
-        "one launch each": (0.59, 0.09),
-        "pooled": (0.76, 0.07),
-        "one block after the other": (0.24, 0.07),
+        "one launch each": (0.59, 0.11),
+        "pooled": (0.76, 0.1),
+        "one block after the other": (0.24, 0.1),
     }
     for design, (share, error) in expected.items():
         assert shares[design] == pytest.approx(share, abs=error)
-    assert shares["pairs"] == pytest.approx(0.04, abs=0.03)
+    assert shares["pairs"] == pytest.approx(0.04, abs=0.035)
 
 
 @pytest.mark.parametrize(("rounds", "tabled"), [(6, 0.969), (8, 0.961), (12, 0.958)])
