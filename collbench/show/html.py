@@ -62,13 +62,13 @@ def render_page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
     from markupsafe import Markup
 
     script, style = (_read_asset(f"report.{kind}") for kind in ("js", "css"))
-    tag, sources = _library_tag(plotlyjs)
     values = {name: values for name, values in _filter_values(document).items() if len(values) > 1}
     figures = [
         {"data": figure.data, "layout": figure.layout, "height": figure.height}
         for section in document.sections
         for figure in section.figures
     ]
+    tag, sources = _library_tag(plotlyjs) if figures else ("", "")
     content = {
         "figures": figures,
         "themes": {mode: make_theme(mode) for mode in ("light", "dark")},
