@@ -38,9 +38,10 @@ AT_FIRST_USE = (  # what others import only then, which took each command half o
 
 class Server:
     """``server(*args, **env)`` runs ``collbench ARGS``; the result has returncode, stdout and
-    stderr, of which one that is redirected as a shell does it (``>PATH``, ``<PATH`` or ``>&-``) is
-    empty. ``packages`` of others are imported once in place of collbench: each command then
-    imports the collbench that PYTHONPATH of its ``env`` names, and ``-c CODE`` runs code."""
+    stderr. One that is redirected is empty there: as a shell does it (``>PATH``, ``<PATH`` or
+    ``>&-``), or to a pipe that nobody reads (``>|``). ``packages`` of others are imported once in
+    place of collbench: each command then imports the collbench that PYTHONPATH of its ``env``
+    names, and ``-c CODE`` runs code."""
 
     def __init__(self, folder: Path, *packages: str) -> None:
         self.folder = folder
@@ -161,8 +162,12 @@ def redirect_stream(number: int, place: str) -> None:
         setattr(sys, name, None)
         setattr(sys, f"__{name}__", None)
         return
-    flags = os.O_RDONLY if place[0] == "<" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    opened = os.open(place[1:], flags, 0o600)
+    if place == ">|":
+        reading, opened = os.pipe()
+        os.close(reading)
+    else:
+        flags = os.O_RDONLY if place[0] == "<" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        opened = os.open(place[1:], flags, 0o600)
     os.dup2(opened, number)
     os.close(opened)
 
