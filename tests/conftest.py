@@ -94,7 +94,7 @@ def cli(cold: Cli) -> Cli:
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
-    collbench is imported once for all of them."""
+    collbench is imported and its options are made once for all of them."""
     server = Server(tmp_path_factory.mktemp("bare"))
     yield server
     server.close()

@@ -266,7 +266,7 @@ SECRET = "hunter2"
     ],
 )
 def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
-    given: str, error: type[Exception], tmp_path: Path, cli: Any
+    given: str, error: type[Exception], tmp_path: Path, bare: Any
 ) -> None:
     (tmp_path / "f").write_text(
         "this is no database, and long enough to be seen not to be one" * 20
@@ -277,7 +277,7 @@ def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
     said = f"{refused.value} {refused.value.hint}"
     assert SECRET not in said and "\n" not in said and refused.value.hint
     if "127.0.0.1:1/db?" in given:
-        done = cli("history", "list", "--history", given, "--debug")
+        done = bare("history", "list", "--history", given, "--debug")
         assert SECRET not in done.stdout + done.stderr and done.returncode
 
 

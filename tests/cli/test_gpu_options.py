@@ -4,9 +4,10 @@ to do instead."""
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,12 +92,12 @@ def test_registered_buffers_are_nccls() -> None:
     }
 
 
-def test_registered_buffers_on_a_cpu_backend_exit_5(cli) -> None:
-    done = cli("all_reduce", "-R", "2", "--backend", "gloo", "-g", "2", "--sizes", "64")
+def test_registered_buffers_on_a_cpu_backend_exit_5(bare) -> None:
+    done = bare("all_reduce", "-R", "2", "--backend", "gloo", "-g", "2", "--sizes", "64")
     assert (
         done.returncode == 5 and "registered buffers (-R) are NCCL's; gloo has none" in done.stderr
     )
-    assert cli("all_reduce", "-R", "3", "--backend", "gloo").returncode == 2
+    assert bare("all_reduce", "-R", "3", "--backend", "gloo").returncode == 2
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -130,35 +131,41 @@ def test_options_reach_the_policy_and_explain_themselves(bare, inside) -> None:
     ("backend", "options"), [("nccl", ()), ("nccl", ("--share-gpu",)), ("torch_one_shot", ())]
 )
 def test_without_a_gpu_ranks_say_what_they_need(
-    cli, backend: str, options: tuple[str, ...]
+    warm, backend: str, options: tuple[str, ...]
 ) -> None:
-    done = cli(
+    done = warm(
         "all_reduce", "-g", "2", "--sizes", "64", "--no-save", "--backend", backend, *options
     )
     assert done.returncode == 5 and f"backend {backend} needs a GPU" in done.stderr
     assert "--backend gloo" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Any]:
+    """The script of `make gpu-check`."""
+    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "tests/perf/gpu.py")
+    assert spec and spec.loader
+    script = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    yield script
+    del sys.modules[spec.name]
+
+
 @no_gpu
-def test_gpu_check_without_a_gpu_exits_5(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tests/perf/gpu.py"), "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (
-        done.returncode == 5
-        and done.stderr.startswith("gpu-check: ")
-        and "collbench doctor" in done.stderr
-    )
+def test_gpu_check_without_a_gpu_exits_5(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path / "out")])
+    assert gpu.main() == 5
+    said = capsys.readouterr().err
+    assert said.startswith("gpu-check: ") and "collbench doctor" in said
     assert not (tmp_path / "out").exists()
 
 
 def test_gpu_check_asks_for_what_the_command_line_takes(
-    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "gpu_count", lambda: 2)
-    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "tests/perf/gpu.py")
-    assert spec and spec.loader
-    gpu = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gpu)
     check, asked = gpu.Check(tmp_path, 1), []
 
     def note(name: str, *options: str) -> object:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from factories import ENVIRONMENT, SUITE, night, nightly, saved
+from forked import Server
 
 from collbench.cli import main as commands
 from collbench.cli import outputs
@@ -250,20 +250,18 @@ def test_without_another_night_one_that_is_running_gives_no_verdict(said: Said, 
         assert said("--nagios")[1].startswith("COLLBENCH UNKNOWN - 20260102-night is still")
 
 
-def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(home: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(
+    bare: Server, home: Path, tmp_path: Path
+) -> None:
     kept(
         home,
         change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
     )
-    command = [sys.executable, "-m", "collbench", "health", "--no-history", "--on-unhealthy"]
     for last in ("@last", "--format=json"):
         heard = tmp_path / last.strip("@-")
-        process = subprocess.Popen(
-            [*command, f"touch {heard}", last], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert process.stdout
-        process.stdout.close()
-        assert (process.communicate()[1], process.returncode) == (b"", Exit.BAD) and heard.exists()
+        words = ("health", "--no-history", "--on-unhealthy", f"touch {heard}", last)
+        done = bare(*words, stdout=">|")
+        assert (done.stderr, done.returncode) == ("", Exit.BAD) and heard.exists()
 
 
 def test_a_file_that_cannot_be_written_silences_nothing(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from factories import dated, nights, swept, write
+from factories import case, dated, nights, swept, write
 
 from collbench.core.errors import Exit
 from collbench.features.health import history
@@ -207,9 +207,8 @@ def test_reading_a_history_that_is_not_there_makes_none(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_history_in_a_folder_that_is_not_there_is_refused(
-    inside, fortnights: list[str], tmp_path: Path
-) -> None:
-    done = inside("history", "add", fortnights[0], "--history", str(tmp_path / "new" / "x.sqlite"))
+def test_a_history_in_a_folder_that_is_not_there_is_refused(inside, tmp_path: Path) -> None:
+    path = str(write(dated(0, {case(): 1e6}), tmp_path))
+    done = inside("history", "add", path, "--history", str(tmp_path / "new" / "x.sqlite"))
     assert done.returncode == Exit.CANNOT_RUN
     assert not (tmp_path / "new").exists()

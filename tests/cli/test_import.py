@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -130,9 +129,7 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, bare, tmp_path: Path)
             "assert frame['min'].isna().all() and (frame['median'] == [5500, 5750]).all()",
         ]
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
-    )
+    done = bare("-c", code)
     assert done.returncode == 0, done.stderr
     first, _ = csv.DictReader(io.StringIO(done.stdout))
     assert (first["min"], first["mad"], first["median"], first["samples"], first["mean"]) == (
@@ -145,17 +142,17 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, bare, tmp_path: Path)
 
 
 def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten(
-    log: Path, tmp_path: Path
+    bare, log: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "mine.jsonl"
-    command = [sys.executable, "-m", "collbench", "import", "-", "-g", "2", "--output", str(target)]
-    codes = [
-        subprocess.run(command, input=OSU, capture_output=True, text=True, check=False)
-        for _ in range(2)
-    ]
-    assert [done.returncode for done in codes] == [Exit.OK, Exit.USAGE]
+    words = ["-g", "2", "--output", str(target)]
+    command = [sys.executable, "-m", "collbench", "import", "-", *words]
+    read = subprocess.run(command, input=OSU, capture_output=True, text=True, check=False)
+    assert read.returncode == Exit.OK, read.stderr
+    again = bare("import", str(log), *words)
     assert (
-        "never overwritten" in codes[1].stderr
+        again.returncode == Exit.USAGE
+        and "never overwritten" in again.stderr
         and len(run_file.read_file(target).records) == 2
         and store.list_saved() == []
     )

@@ -4,9 +4,11 @@ what collbench wrote itself is replaced."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from forked import Server
 
 MODEL = ("all_reduce", "--sizes", "8,1K", "-g", "4", "--backend", "model")
 RING = ("all_reduce", "ring", "-n", "4")
@@ -33,12 +35,20 @@ WRITING = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved(bare: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two runs, of which one is a night in the history."""
+    folder = tmp_path_factory.mktemp("saved")
+    for words in ((*MODEL, "--tag", "one"), (*MODEL, "--tag", "two"), ("history", "add", "one")):
+        done = bare(*words, COLLBENCH_HOME=str(folder))
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.fixture
-def runs(inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def runs(saved: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for tag in ("one", "two"):
-        inside(*MODEL, "--tag", tag)
-    inside("history", "add", "one")
+    shutil.copytree(saved, home)
 
 
 @pytest.mark.usefixtures("runs")

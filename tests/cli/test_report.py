@@ -265,6 +265,7 @@ def test_markdown_shows_hostile_text_literally() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("kaleido") is None, reason="kaleido is not installed")
 def test_images_are_drawn_by_the_systems_browser(
     run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch

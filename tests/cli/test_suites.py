@@ -4,14 +4,13 @@ short."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import ENVIRONMENT, case, make_file, record
+from forked import Server
 
 from collbench.core.errors import UsageError
 from collbench.records import run_file, store
@@ -32,7 +31,7 @@ in_place = false
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def recorded(bare: Server, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A complete run: six cases, one of them left out by plan."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "rows.toml").write_text(SUITE)
@@ -44,7 +43,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         "--tag",
         "t",
     ]
-    subprocess.run([sys.executable, "-m", "collbench", *command], check=True, capture_output=True)
+    done = bare(*command)
+    assert done.returncode == 0, done.stderr
     return (folder / "run.jsonl").read_bytes()
 
 
