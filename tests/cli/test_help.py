@@ -81,13 +81,6 @@ SHORT = [
     or words[:2] == ["prove", "all_gather"]
     or {"--show", "--link", "model", "--dry-run"} & set(words)
 ]
-SHOWN = [
-    (given, answer)
-    for text in TEXTS.values()
-    for block in blocks(text)
-    for given, answer in re.findall(r"^\$ collbench (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-    if given.split()[0] in RUNS | {"compare"}
-]
 TOML = [block for text in TEXTS.values() for block in blocks(text, "toml")]
 
 
@@ -156,18 +149,6 @@ def recorded(folder: Path) -> None:
         writer = own.Writer(folder / own.file_name(rank), about)
         writer.write([msgspec.structs.replace(c, ends_ns=c.begins_ns + 500) for c in calls])
         writer.close()
-
-
-@pytest.mark.parametrize(("given", "answer"), SHOWN)
-def test_what_the_manual_shows_is_what_is_printed(
-    given: str, answer: str, bare: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lines of the answer come in this order; … stands for any."""
-    monkeypatch.chdir(ROOT)
-    done = bare(*shlex.split(given), COLUMNS="96")
-    printed = iter([line.rstrip() for line in done.stdout.splitlines()])
-    shown = [line.rstrip() for line in answer.splitlines() if line.strip() not in ("", "…")]
-    assert [line for line in shown if line not in printed] == []
 
 
 @pytest.mark.parametrize("block", TOML)
