@@ -31,13 +31,19 @@ def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
     """A table with a row for each case of each round and launch. ``runs`` are paths, ids or files
     already read; none is the last run here. Raises UsageError where a run is not there or not
     readable."""
+    from collbench.core.errors import CollbenchError
     from collbench.records import rows, run_file, store
     from collbench.records.types import RunFile
 
-    files = [
-        run if isinstance(run, RunFile) else run_file.read_digest(store.find_run(str(run)))
-        for run in runs or ("@last",)
-    ]
+    try:
+        files = [
+            run if isinstance(run, RunFile) else run_file.read_digest(store.find_run(str(run)))
+            for run in runs or ("@last",)
+        ]
+    except CollbenchError as e:
+        if e.hint:
+            e.add_note(f"hint: {e.hint}")  # a notebook's traceback shows it
+        raise
     return rows.make_frame(files)
 
 

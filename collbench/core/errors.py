@@ -43,8 +43,6 @@ class CollbenchError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:  # which a traceback in a notebook shows, too
-            self.add_note(f"hint: {hint}")
 
     @property
     def reason(self) -> str:

@@ -125,7 +125,7 @@ def test_hosts_without_this_collbench_are_refused(lab: Lab, tmp_path: Path) -> N
     assert "  hint: install collbench there at the same path" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_host_that_is_killed_is_named_and_the_others_are_left_clean(
     lab: Lab, tmp_path: Path
 ) -> None:

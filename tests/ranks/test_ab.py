@@ -203,7 +203,7 @@ def test_who_breaks_a_shared_world_fails_both_sides(warm, suite) -> None:
     assert [file.records[-1].status for file in sides()] == ["failed"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_without_a_verdict_get_further_rounds(cli, suite) -> None:
     """By a made-up clock: of six differences hardly all are within what scatters."""
     aa(cli, suite('"64K"', "timed"), "--tau", "1%", "--budget", "600s", PYTHONPATH=before(PLUGINS))

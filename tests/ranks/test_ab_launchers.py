@@ -112,7 +112,7 @@ def begun(processes: Sequence[Started], launches: int) -> list[int]:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_place_that_is_killed_is_named_and_nothing_is_left(warm: Warm, suite) -> None:
     options = ("--suite", suite(iters=400), "--aa", "--rounds", "60,6", "-T", "60")
     with by_hand(warm, *options) as processes:

@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_leave_is_named_and_ended(relay: Relay, tmp_path: P
     assert not any(psutil.pid_exists(rank.pid) for rank in run.worlds[0].ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_is_cut_off_is_named_by_all_that_are_left(by_hand: ByHand, tmp_path: Path) -> None:
     """Rank 0, which two hosts lose; and each host says so in one line."""
     path = tmp_path / "run.jsonl"

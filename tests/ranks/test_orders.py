@@ -104,8 +104,8 @@ def test_references_over_mpis_messages_add_as_their_schedules_say(find_orders, n
     check_references(find_orders, list_references(n), "mpi")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [6, long(8)])
+@pytest.mark.long
+@pytest.mark.parametrize("n", [6, 8])
 def test_references_of_more_ranks_on_shared_memory(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "shm")
 
@@ -142,7 +142,7 @@ def test_one_shot_adds_alike_on_all_ranks_in_place_too(find_orders) -> None:
     assert inside.like
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_ranks_are_asked_adaptively(find_orders) -> None:
     subject = order("all_reduce", 20, 4 * 40, **ONCE)
     ((size,),) = (found.sizes for found in find_orders((subject, "ring")))

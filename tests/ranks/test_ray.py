@@ -164,7 +164,7 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
     assert_clean(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path: Path) -> None:
     """On one node, whose ranks share memory."""
     path = tmp_path / "run.jsonl"
@@ -263,8 +263,8 @@ def test_a_search_goes_on_with_what_the_command_names(
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        long("kill", "was killed by SIGKILL while at work on"),
-        ("stop", "is stopped (SIGSTOP) while at work on"),
+        ("kill", "was killed by SIGKILL while at work on"),
+        long("stop", "is stopped (SIGSTOP) while at work on"),
     ],
 )
 def test_a_broken_rank_is_named_and_what_was_finished_is_kept(

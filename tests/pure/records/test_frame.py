@@ -55,8 +55,9 @@ def test_paths_and_several_runs_stand_one_below_the_other(sweep: RunFile, tmp_pa
 
 
 def test_a_name_that_no_run_has_is_said(sweep: RunFile) -> None:
-    with pytest.raises(UsageError, match="no run called 'elsewhere'"):
+    with pytest.raises(UsageError, match="no run called 'elsewhere'") as raised:
         collbench.frame("elsewhere")
+    assert [note[:18] for note in raised.value.__notes__] == ["hint: give a path,"]
 
 
 def test_a_row_without_a_time_is_kept_and_says_why(sweep: RunFile) -> None:
