@@ -235,6 +235,7 @@ def test_the_command_checks_what_new_wrote(cli: Callable[..., Any], tmp_path: An
     assert all(row["meaning"] for row in told["checks"])
 
 
+@pytest.mark.slow
 def test_an_absent_library_is_no_verdict(cli: Callable[..., Any]) -> None:
     done = cli("backends", "check", "xccl")
     assert done.returncode == Exit.NO_VERDICT and "no verdict" in done.stdout

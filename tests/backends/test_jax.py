@@ -153,6 +153,7 @@ def test_sums_scattered_at_16_mib_are_right_or_told_as_wrong(cli, jax, tmp_path:
     assert all(record.checked or record.wrong for record in read_records(path))
 
 
+@pytest.mark.slow
 def test_without_its_package_it_says_what_installs_it(cli, tmp_path: Path) -> None:
     done = run_without(cli, "jax", tmp_path / "bare", *ONE, "--backend", "jax")
     assert done.returncode == 5

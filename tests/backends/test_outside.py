@@ -126,6 +126,7 @@ def test_ranks_of_torchrun_run_a_file(warm) -> None:
     assert list_outcomes(last_run()) == [("my", "ok", 0)]
 
 
+@pytest.mark.slow
 def test_a_file_is_planned_without_torch(bare) -> None:
     done = bare(*ROW, "--backend", "./my.py", "--dry-run")
     assert done.returncode == Exit.OK, done.stderr
@@ -155,6 +156,7 @@ def write_suite(path: Path, backend: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_suite_names_files_relative_to_itself(suite_run: tuple[str, str, RunFile]) -> None:
     right = [outcome for outcome in list_outcomes(suite_run[2]) if outcome[0] != "withheld"]
     assert sorted(right) == [("my", "ok", 0), ("noisy", "ok", 0), ("second", "ok", 0)]
@@ -239,6 +241,7 @@ def test_list_names_what_a_package_announces(cli, package: str) -> None:
 # edited
 
 
+@pytest.mark.slow
 def test_an_edited_file_is_another_library(cli, whole_run: Path, folder: Path) -> None:
     (folder / "my.py").write_text(SKELETON + "\n# edited\n")
     assert cli(*ROW, "--backend", "./my.py").returncode == Exit.OK

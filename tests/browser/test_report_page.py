@@ -230,6 +230,7 @@ def lines(tab: Any) -> list[int]:
     return tab.evaluate(f"[...document.querySelectorAll('table')].map({count})")
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_when_they_are_near(page: Open) -> None:
     tab = page()
     expect(tab.locator(".figure").first.locator(".scatterlayer .trace")).to_have_count(8)
@@ -245,6 +246,7 @@ def test_figures_are_drawn_when_they_are_near(page: Open) -> None:
     assert Path(waiting.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_filters_hide_traces_and_lines_in_all_sections_and_bring_them_back(page: Open) -> None:
     tab = page()
     assert drawn(tab) == [8, 4, 1] and lines(tab) == [44, 3]
@@ -263,6 +265,7 @@ def test_filters_hide_traces_and_lines_in_all_sections_and_bring_them_back(page:
     assert tab.url.endswith("report.html")
 
 
+@pytest.mark.slow
 def test_what_filters_leave_as_it_is_says_so(page: Open) -> None:
     tab = page()
     head, rows, reasons, pairs = (
@@ -285,6 +288,7 @@ def test_what_filters_leave_as_it_is_says_so(page: Open) -> None:
         expect(note).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_a_link_keeps_the_filters_and_the_place(page: Open) -> None:
     tab = page()
     box(tab, "gloo").check()
@@ -339,6 +343,7 @@ def ink(tab: Any) -> list[str]:
     return tab.evaluate(f"[{page}.backgroundColor, {page}.color, {figure}.fill]")
 
 
+@pytest.mark.slow
 def test_colours_follow_the_system_until_the_button_is_pressed(page: Open) -> None:
     tab = page()
     assert drawn(tab)
@@ -423,6 +428,7 @@ def test_cells_are_ordered_by_what_they_mean(page: Open) -> None:
         assert table.locator("tbody th").all_text_contents() == list(texts)
 
 
+@pytest.mark.slow
 def test_paper_shows_everything(page: Open) -> None:
     tab = page(scheme="dark")
     expect(tab.locator("#skipped table")).to_be_hidden()
@@ -444,6 +450,7 @@ def test_paper_shows_everything(page: Open) -> None:
     assert tab.locator(".figure svg").first.evaluate("one => one.clientWidth") > 690
 
 
+@pytest.mark.slow
 def test_a_box_says_what_of_it_is_not_seen(page: Open) -> None:
     tab = page()
     told = tab.locator(".more").first
@@ -464,6 +471,7 @@ def test_a_folded_section_opens_where_an_address_leads_to_it(page: Open) -> None
     expect(tab.get_by_role("table", name="T")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(page: Open) -> None:
     tab = page(width=400, scheme="dark")
     assert drawn(tab) == [8, 4, 1]
@@ -478,6 +486,7 @@ def test_a_narrow_screen_scrolls_tables_and_not_the_page(page: Open) -> None:
     expect(tab.locator("#some")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_everything(page: Open) -> None:
     tab = page()
     reached = []
@@ -509,6 +518,7 @@ def test_the_keyboard_reaches_everything(page: Open) -> None:
     assert tab.evaluate("document.activeElement.id") == "main"
 
 
+@pytest.mark.slow
 def test_screen_readers_find_landmarks_headings_and_names(page: Open) -> None:
     tab = page()
     drawn(tab)
@@ -586,6 +596,7 @@ def hostile(number: int, text: str) -> Section:
     )
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
     text = " ".join(HOSTILE)
     sections = [hostile(number, each) for number, each in enumerate(HOSTILE)]
@@ -623,6 +634,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
     assert json.loads(saved(tab, "JSON")) == [{text: text}]
 
 
+@pytest.mark.slow
 def test_hostile_records_do_nothing(page: Open, tmp_path: Path) -> None:
     assert (
         invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
@@ -686,6 +698,7 @@ def test_the_policy_stops_what_is_not_the_pages_own(tab: Any, place: Path) -> No
     assert len(told) == 1 and "Content Security Policy" in told[0]
 
 
+@pytest.mark.slow
 def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
     def heat(n: int) -> Figure:
         cells = [[float(i + j) for j in range(n)] for i in range(n)]
@@ -709,6 +722,7 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
     expect(places.nth(1).locator(".heatmap-label")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_plotlyjs_beside_the_page(visit: Open, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(html.render_page(rich(), "directory"), encoding="utf-8")
     (tmp_path / html.LIBRARY).write_text(html.load_plotly(), encoding="utf-8")

@@ -192,6 +192,7 @@ def test_other_machines_are_3_unless_accepted(bare) -> None:
     assert bare("compare", *names, "--across-machines").returncode == 1
 
 
+@pytest.mark.slow
 def test_unpaired_runs_fail_nothing_unless_told_to(bare) -> None:
     names = pair(1.15, paired=False)
     done = bare("compare", *names)

@@ -31,6 +31,7 @@ def fortnights(tmp_path: Path) -> list[str]:
     return [str(write(file, tmp_path / "runs")) for file in made]
 
 
+@pytest.mark.slow
 def test_nights_are_added_listed_and_their_trend_names_what_changed(
     inside, fortnights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_what_would_run_is_shown_with_what_it_takes(bare) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_too_large_says_which_part_would_fit(bare) -> None:
     done = bare("workload", "ddp:gpt3-175b", "-g", "8", "--dry-run")
     assert done.returncode == 5

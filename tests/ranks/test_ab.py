@@ -212,6 +212,7 @@ def test_rows_without_a_verdict_get_further_rounds(cli, suite) -> None:
     assert rounds == list(range(len(rounds))) and len(rounds) > 6
 
 
+@pytest.mark.slow
 def test_a_budget_that_suffices_for_no_row_is_refused_after_the_pilot(cli, suite) -> None:
     done = aa(cli, suite('"1K"'), "--budget", "0.1s")
     assert done.returncode == Exit.CANNOT_RUN
@@ -220,6 +221,7 @@ def test_a_budget_that_suffices_for_no_row_is_refused_after_the_pilot(cli, suite
     assert {record.status for file in sides() for record in file.records} == {"skipped"}
 
 
+@pytest.mark.slow
 def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
     done = cli("ab", "--suite", suite(), "--head", "backend:shm algo:native", "--rounds", "6,6")
     assert done.returncode == Exit.CANNOT_RUN
@@ -353,6 +355,7 @@ def test_a_side_may_join_what_the_other_keeps_apart(cli, suite) -> None:
     assert {r.case.backend for r in sides()[1].records} == {"shm"}
 
 
+@pytest.mark.slow
 def test_a_setting_that_the_suite_sweeps_is_no_sides(cli, suite) -> None:
     path = Path(suite())
     path.write_text(path.read_text().replace("[policy]", 'env = ["X=1,2"]\n[policy]'))

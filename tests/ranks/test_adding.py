@@ -65,6 +65,7 @@ def test_what_is_exact_in_any_order_has_no_name(measure) -> None:
     }
 
 
+@pytest.mark.slow
 def test_two_ranks_have_one_order_and_no_name(measure) -> None:
     (record,) = measure(cases(collectives=("all_reduce",), sizes=(64,), ranks=(2,)), **SETTINGS)
     assert record.chose is None

@@ -78,6 +78,7 @@ def test_groups_of_its_own_have_right_data(measure: Measure) -> None:
     } == GROUPED
 
 
+@pytest.mark.slow
 def test_wrong_data_in_one_group_of_its_own_is_told(measure: Measure) -> None:
     (record,) = measure([case("all_to_all@mod:2", "muddler", n=4)], sabotage="stale:1:0")
     assert record.status == "wrong"

@@ -213,6 +213,7 @@ def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
     assert told[0] == ("wrong", 0) and told[-3:] == [("ok", 2), ("ok", 2), ("ok", 1)]
 
 
+@pytest.mark.slow
 def test_a_library_that_stops_delivering_is_caught(measure) -> None:
     """From the sixth call of a case on it does nothing; what earlier calls left must not pass for
     the result of later ones."""
@@ -270,6 +271,7 @@ def test_the_slowest_rank_makes_the_sample(measure) -> None:
         assert t_max <= t_glob <= t_max + skew
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_together_when_the_median_is_known(measure) -> None:
     swept = cases(collectives=("all_reduce",), sizes=(64,), ranks=(2,), in_place=(False,))
     (record,) = measure(swept, iters=None, warmup=None, precision=0.5, min_seconds=0.01)
@@ -279,6 +281,7 @@ def test_all_ranks_stop_together_when_the_median_is_known(measure) -> None:
     assert record.stop == "max_n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_late_is_named(measure) -> None:
     """In host mode nothing aligns the ranks: the late one finds the others waiting, and its calls
     are the shortest."""
@@ -300,6 +303,7 @@ def test_a_rank_that_comes_late_is_named(measure) -> None:
         assert stats.find_straggler(record.per_rank, record.starts_ns) == late
 
 
+@pytest.mark.slow
 def test_ranks_come_as_the_arrival_says(cli) -> None:
     cli(
         *("all_reduce", "--sizes", "4K", "-g", "2", "--place", "out", "-n", "12", "-w", "2"),

@@ -169,6 +169,7 @@ def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
+@pytest.mark.slow
 def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_before(cli) -> None:
     options = (
         "-g",

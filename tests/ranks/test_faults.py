@@ -140,10 +140,10 @@ SWEEP = (
     ("what", "words"),
     [
         ("kill", "was killed by SIGKILL"),
-        ("stop", "is stopped (SIGSTOP)"),
+        slow("stop", "is stopped (SIGSTOP)"),
         slow("raise", "raised ArithmeticError: planted"),
         slow("sleep", "hang in the same call"),
-        ("slow-start", "has not moved"),
+        slow("slow-start", "has not moved"),
     ],
 )
 def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
@@ -171,6 +171,7 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
     assert gone(begun.pids())
 
 
+@pytest.mark.slow
 def test_a_rank_that_alone_cannot_take_part_is_named(run) -> None:
     begun = run(*SWEEP, "--backend", "saboteur", SABOTAGE="refuse:1:0")
     code, _, err = begun.end()
@@ -230,6 +231,7 @@ def test_a_world_that_has_finished_ends_though_a_rank_does_not(run) -> None:
     assert gone(begun.pids())
 
 
+@pytest.mark.slow
 def test_a_rank_killed_when_all_is_measured_costs_nothing_and_is_named(run) -> None:
     begun = run(*SWEEP, SABOTAGE="killed-leaving:1:0")
     code, _, err = begun.end()
@@ -255,6 +257,7 @@ def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run, bac
     assert gone([*begun.pids(), server.pid])
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run) -> None:
     """It loads all anew, as libraries get another setting than where all is warm."""
     begun = run(*SWEEP, "-T", "2", OMP_NUM_THREADS="2")
@@ -338,6 +341,7 @@ def test_what_a_killed_run_has_left_is_swept_by_the_next(run, tmp_path: Path) ->
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["parent", slow("server")])
 def test_no_rank_outlives_what_started_it(run, victim: str) -> None:
     begun = run(*SWEEP, "-N", "500")
@@ -352,6 +356,7 @@ def test_no_rank_outlives_what_started_it(run, victim: str) -> None:
         assert code == Exit.TIMEOUT and "fork server was killed" in err
 
 
+@pytest.mark.slow
 def test_ranks_listen_on_loopback_only(run) -> None:
     begun = run(*SWEEP, "-N", "500")
     pids = begun.pids()
@@ -370,6 +375,7 @@ def test_ranks_listen_on_loopback_only(run) -> None:
         assert not [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
 
 
+@pytest.mark.slow
 def test_an_unwritable_place_is_found_before_ranks_start(bare, tmp_path: Path) -> None:
     for place in ("/dev/full", "/proc/nowhere/run.jsonl"):
         done = bare(*SWEEP, "--output", place)

@@ -201,6 +201,7 @@ def test_a_run_of_groups_goes_on(
     assert len(went_on.stdout.splitlines()) == 1 + 4
 
 
+@pytest.mark.slow
 def test_nccl_tests_variable_is_understood_and_said(cli) -> None:
     done = cli(*SWEEP, "--no-save", "--format", "json", NCCL_TESTS_SPLIT="MOD 2")
     assert done.returncode == 0, done.stderr

@@ -191,6 +191,7 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(
     assert "all_reduce 32768 B" in run.records[1].note
 
 
+@pytest.mark.slow
 def test_ranks_that_never_meet_give_up(warm: Warm) -> None:
     """One of two ranks is never started."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "2"}

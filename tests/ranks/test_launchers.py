@@ -270,6 +270,7 @@ def test_no_secret_is_in_any_output(by_hand: ByHand, bare: Server, tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_processes_that_each_believe_to_be_alone_are_stopped(tmp_path: Path) -> None:
     """A launcher of the name mpirun, whose variables nobody knows; like any, it ends all when one
     fails."""

@@ -91,6 +91,7 @@ def free_port() -> int:
         return int(at.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_pythons_lock_of_another(start: Start, tmp_path: Path) -> None:
     port = free_port()
     released = str(tmp_path / "released")
@@ -141,6 +142,7 @@ def meeting_of(rank: Started) -> psutil.Process:
     raise AssertionError("ranks meet nowhere")
 
 
+@pytest.mark.slow
 def test_the_process_is_light_and_ends_with_rank_0(start: Start) -> None:
     """Signals to all processes of a terminal or a launcher leave it to rank 0."""
     rank = start(0, free_port(), "all_reduce", "--no-save")
@@ -172,6 +174,7 @@ def of_torchrun(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return begun
 
 
+@pytest.mark.slow
 def test_what_a_killed_rank_0_has_left_goes_with_the_process(
     of_torchrun: Start, tmp_path: Path
 ) -> None:

@@ -369,6 +369,7 @@ def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(
     assert all(w.launcher.startswith("mpirun") for w in run.worlds)
 
 
+@pytest.mark.slow
 def test_ranks_of_another_launcher_are_told_apart_from_mpis(warm: Warm) -> None:
     """Each is alone by MPI's own count."""
     done = warm.join(2, "all_reduce", "--sizes", "1K", "--backend", "mpi", "--no-save")

@@ -95,6 +95,7 @@ def test_a_budget_that_is_spent_says_what_was_left_out(run) -> None:
     assert read(record).dropped[0] == "sizes from 256 B on: 1e-06 s were spent"
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_wrong_data(run) -> None:
     code, _, record = run("--inject", "corrupt:1")
     assert (code, record.status) == (Exit.WRONG_DATA, "wrong")

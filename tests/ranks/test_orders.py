@@ -92,6 +92,7 @@ def test_references_on_shared_memory_add_as_their_schedules_say(find_orders, n: 
     check_references(find_orders, list_references(n), "shm")
 
 
+@pytest.mark.slow
 @FEW
 def test_references_over_gloos_messages_add_as_their_schedules_say(find_orders, n: int) -> None:
     check_references(find_orders, list_references(n), "gloo")
@@ -206,6 +207,7 @@ def list_starts(size: SizeOrder) -> list[int]:
     return [piece.first for piece in size.ranks[0].pieces]
 
 
+@pytest.mark.slow
 def test_gloos_ring_goes_down_from_the_last_rank(find_orders) -> None:
     one, three, five, many = find_gloo(find_orders, "all_reduce", 4, 4, 12, 20, 256)
     assert list_trees(one) == dict.fromkeys(range(4), GLOO[:1])

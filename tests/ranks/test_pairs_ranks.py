@@ -189,6 +189,7 @@ def test_planted_faults_ring_the_alarm(cli, fault: str, code: Exit, words: str) 
     )
 
 
+@pytest.mark.slow
 def test_a_planted_late_rank_is_flagged(cli) -> None:
     done = cli(
         "all_reduce",

@@ -95,6 +95,7 @@ def test_nothing_else_of_the_package_was_changed(place: Path) -> None:
     assert sorted(changed) == ["__init__.py", "pingpong"]
 
 
+@pytest.mark.slow
 def test_it_is_planned(call: Call) -> None:
     done = call("run", "transfers.toml", "-g", "2", "--dry-run")
     assert done.returncode == 0, done.stderr

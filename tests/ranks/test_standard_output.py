@@ -29,6 +29,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.stderr.count("noise\n") == 2
 
 
+@pytest.mark.slow
 def test_what_libraries_print_is_no_part_of_the_output_under_torchrun(warm) -> None:
     check(warm.join(2, *SWEEP, PYTHONPATH=PATHS))
 

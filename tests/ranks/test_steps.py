@@ -188,6 +188,7 @@ def test_computation_takes_its_time_and_communication_does_not(play: Play) -> No
     assert min(whole.times_ns) >= 3_000_000
 
 
+@pytest.mark.slow
 def test_every_kind_of_computation_is_played(launcher: Launcher) -> None:
     ops = (
         Op(kind="compute", compute_ns=100_000),

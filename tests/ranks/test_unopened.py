@@ -65,6 +65,7 @@ def assert_skipped(done: subprocess.CompletedProcess[str], run: RunFile) -> None
     assert [world.backend for world in run.worlds] == ["gloo"]
 
 
+@pytest.mark.slow
 def test_a_backend_that_cannot_open_is_skipped_and_the_next_runs(refused) -> None:
     assert_skipped(*refused)
 
@@ -92,6 +93,7 @@ def test_where_nothing_opens_the_reason_ends_the_run(warm: Warm, tmp_path: Path)
     assert run.end is not None and run.end.exit == Exit.CANNOT_RUN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sabotage", "note"),
     [
@@ -109,6 +111,7 @@ def test_a_rank_that_breaks_while_opening_fails_its_world_alone(
     assert note in done.stderr
 
 
+@pytest.mark.slow
 def test_a_case_that_cannot_be_prepared_is_skipped_alone(warm: Warm, tmp_path: Path) -> None:
     done, run = measure(warm, tmp_path / "run.jsonl", "saboteur", "refuse-size:0:64")
     assert done.returncode == Exit.OK, done.stderr

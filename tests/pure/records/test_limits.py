@@ -92,7 +92,9 @@ def test_with_a_size_only_its_rows_count() -> None:
 def test_a_size_that_was_not_measured_is_no_pass() -> None:
     found = judged(taking(11.0), wanted=Limit(10.0, 1 << 30))
     assert [held.answer for held in found] == ["no answer"]
-    assert "1 GiB" in found[0].row and "not among those measured" in limits.describe_held(found[0])
+    assert "1 GiB" in found[0].row and "no row of this size was measured" in limits.describe_held(
+        found[0]
+    )
     assert limits.find_limits_exit(found) == Exit.NO_VERDICT
 
 
