@@ -105,7 +105,7 @@ def find_run(name: str, running: bool = False) -> Path:
         if matching:
             only = format_count(len(matching), "run")
             raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
-    if name.endswith((".html", ".md", ".json")):
+    if name.endswith((".html", ".md")):
         raise UsageError(f"no run called '{name}'", f"a file to write is given by -o: -o {name}")
     raise UsageError(
         f"no run called '{name}'",

@@ -275,11 +275,11 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
         if record.status == "ok" and record.case.size and record.case.is_leader
     ]
     verified = all(record.checked for record in with_data)
-    points = _select_counted(view)
-    crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     data = "all results correct" if verified else "not all results were verified"
     if not with_data:
         data = "none with data to verify"
+    points = _select_counted(view)
+    crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     if crowded:
         remark = f"{crowded:,} with more ranks than cores, which is not fit for claims"
         return f"{number}, {data}; {remark}.", "notice"
