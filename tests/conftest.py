@@ -91,6 +91,21 @@ def cli(cold: Cli) -> Cli:
     return cold
 
 
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """As ``cli``, without a process for each command."""
+    from collbench.cli.main import main
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["collbench", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        code = int(end.value.code or 0)
+        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """As ``cli``, where torch cannot be imported. Each command is a process of its own, but

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from warm import Warm
 from collbench.core import backend_info
 from collbench.run.backends import _skeleton
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
 Write = Callable[..., Path]
 Register = Callable[..., str]
 SKELETON = Path(_skeleton.__file__).read_text()
@@ -26,22 +26,10 @@ def cli(warm: Warm) -> Warm:
 
 
 @pytest.fixture
-def inside(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """As ``cli``, without a process for each command; files that commands name are forgotten."""
-    from collbench.cli.main import main
-
+def inside(inside: Run) -> Iterator[Run]:
+    """As everywhere; files that commands name are forgotten."""
     known = backend_info.list_files()
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["collbench", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        told = capsys.readouterr()
-        return subprocess.CompletedProcess(args, int(end.value.code or 0), told.out, told.err)
-
-    yield run
+    yield inside
     for name in backend_info.list_files():
         if name not in known:
             backend_info.forget_file(name)

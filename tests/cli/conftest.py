@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from forked import share_options
 
 from collbench.cli import main as main_
-
-Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,22 +17,3 @@ def shared_options() -> Iterator[None]:
         patched.setattr(main_._Commands, "get_command", main_._Commands.get_command)
         share_options(main_._Commands)
         yield
-
-
-@pytest.fixture
-def inside(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Done]:
-    """As ``cli``, without a process for each command."""
-
-    def run(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["collbench", *args])
-        try:
-            main_.main()
-            code = 0
-        except SystemExit as e:
-            code = int(e.code or 0)
-        told = capsys.readouterr()
-        return Done(args, code, told.out, told.err)
-
-    return run

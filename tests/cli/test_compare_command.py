@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -40,19 +38,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "raise ImportError('torch must not be needed here')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "blocker"))
-
-
-@pytest.fixture
-def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """As ``cli``, without a process of its own, which takes most of the time."""
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["collbench", *args])
-        with pytest.raises(SystemExit) as left:
-            commands.main()
-        return subprocess.CompletedProcess(args, int(left.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def stored(

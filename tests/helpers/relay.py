@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from warm import Started, Warm
@@ -35,10 +36,10 @@ class Relay:
         self.command = [sys.executable, "-I", "-S", __file__, str(path)]
         self._start_thread(self._accept)
 
-    def _start_thread(self, *what: object) -> None:
+    def _start_thread(self, run: Callable[..., None], *args: object) -> None:
         from threading import Thread
 
-        Thread(target=what[0], args=what[1:], daemon=True).start()  # type: ignore[arg-type]
+        Thread(target=run, args=args, daemon=True).start()
 
     def _accept(self) -> None:
         while True:
