@@ -82,7 +82,9 @@ def measure_room(backend: str, n: int, policy: Policy) -> Room:
         available, _ = memory.memory_limit()
         return Room("on this host", available, cpus.llc_bytes() or 32 << 20, n, info.rank_bytes)
     used = gpus[: 1 if policy.virtual else n]
-    sharers = math.ceil(n / len(used))
+    # a launcher may show each rank its own GPU only, of which the others are no sharers
+    alone = info.gpu == "each" and not (policy.virtual or policy.share_gpu)
+    sharers = 1 if alone else math.ceil(n / len(used))
     free, l2 = min(gpu.free for gpu in used), max(gpu.l2 for gpu in used)
     return Room("on a GPU", free, l2, sharers, GPU_RANK_BYTES // (sharers if policy.virtual else 1))
 

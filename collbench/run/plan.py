@@ -180,8 +180,9 @@ def nothing_runs(notes: Sequence[str]) -> CannotRun:
     are, and a hint."""
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
     more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
+    result = "was measured" if reasons[0].startswith(NO_TIME_LEFT) else "can run here"
     return CannotRun(
-        f"no case can run here: {reasons[0]}{more}",
+        f"no case {result}: {reasons[0]}{more}",
         next(
             (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
             "collbench doctor says what runs here, collbench list what there is",

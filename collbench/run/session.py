@@ -344,9 +344,13 @@ class _Session:
             self._accept(Record(case=case, status="skipped", note=note))
 
     def _fit_leaders(self, cases: Sequence[Case]) -> list[Job]:
-        """Jobs for the cases that an order's caller names."""
+        """Jobs for the cases that an order's caller names, and a record of each that does not
+        fit."""
         leading = [case for case in cases if case.is_leader]
-        return fit_to_host(leading, self._prepared.suite.policy)[0]
+        jobs, skips = fit_to_host(leading, self._prepared.suite.policy, self._ranks.room)
+        for case, note in ((case, skip.reason) for skip in skips for case in skip.case.siblings):
+            self._accept(Record(case=case, status="skipped", note=note))
+        return jobs
 
     def _unopened(self, current: Plan, error: CollbenchError) -> None:
         """Record all cases of a world that did not open: as skipped where it cannot be; as failed

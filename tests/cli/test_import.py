@@ -34,9 +34,10 @@ def test_an_imported_run_is_listed_reported_and_compared_like_any_other(
 ) -> None:
     done = bare("import", str(log), "--ranks", "4", "--tag", "mine", "--host", "node7")
     assert done.returncode == 0 and done.stderr == ""
-    first, saved = done.stdout.splitlines()
+    first, saved, following = done.stdout.splitlines()
     assert first.endswith("osu.log: 2 records of all_reduce, 4 ranks (OSU Micro-Benchmarks 7.4)")
     assert Path(saved.partition("saved: ")[2]) == store.list_saved()[0]
+    assert following == f"next: collbench report {store.list_saved()[0].stem}"
     file = run_file.read_file(store.find_run("mine"))
     assert file.run.imported == "OSU Micro-Benchmarks 7.4" and file.run.environment == {
         "host": "node7",
@@ -95,6 +96,7 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
     assert again.returncode == 0, again.stderr
     ids = [line.rpartition("/")[2] for line in again.stdout.splitlines() if "saved:" in line]
     assert ids == [path.name for path in store.list_saved()[-2:]]  # in the order given
+    assert again.stdout.endswith(f"next: collbench compare {' '.join(i[:-6] for i in ids)}\n")
     assert "not understood" not in again.stdout and again.stderr == ""
     for path in store.list_saved()[-2:]:
         kept = {r.case.key: r for r in run_file.read_file(path).records if r.told}

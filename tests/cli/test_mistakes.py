@@ -39,6 +39,11 @@ from collbench.suite import grammar
         (("all_reduce", "-m", "4:1048576", "-i", "9", "-x", "2", "-f"), "4:1048576", "-e 1048576"),
         (("osu_allreduce",), "osu_allreduce", "-b"),
         (("all_reduce", "-t", "2", "-g", "3"), "-t 2", "-g 6"),
+        (("all_reduce", "-s", "8"), "-s", "--sizes 1M,64M"),
+        (("ab", "--suite", "pr", "--sizes", "8"), "--sizes", "collbench help suites"),
+        (("ab", "--suite", "pr", "-b", "8"), "-b", "collbench help suites"),
+        (("all_reduce", "-d", "floaty"), "floaty", "float"),
+        (("predict", "all_reduce", "--network", "ib200"), "ib200", "--link ib200"),
     ],
 )
 def test_a_mistake_is_one_line_with_a_hint(

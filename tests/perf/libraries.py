@@ -215,7 +215,7 @@ def measure_size(
     prepared = opened.backend.prepare(case, buffers.send, buffers.recv)
     prepared.load()
     bare = BARE[name](opened, nbytes // 4)
-    sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(opened.rank))
+    sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.count_calls(opened.rank))
     sync = Sync("none", control, board)
     sides: dict[str, list[float]] = {side: [] for side in SIDES}
     for turn in range(3 * blocks + 3):

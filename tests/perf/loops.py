@@ -75,7 +75,7 @@ def measure(member: Membership, store: Store, repeat: float) -> None:
         ((buffers,),) = allocate_slots(backend, [case], [place.rank])
         buffers.recv.zero_()
         prepared = backend.prepare(case, buffers.send, buffers.recv)
-        sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(place.rank))
+        sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.count_calls(place.rank))
         group = backend._at.group  # type: ignore[attr-defined]
         recv, send = buffers.recv, buffers.send
         bare = {

@@ -192,6 +192,10 @@ def test_the_hint_names_a_file_as_a_command_would(folder: Path) -> None:
         with pytest.raises(UsageError) as caught:
             algorithms.find_variant("all_reduce", text)
         assert caught.value.hint == "it is in a file that --algo must name, as in ./line.py:line"
+    for text in ("line.py", "./line.py"):
+        with pytest.raises(UsageError) as caught:
+            algorithms.find_variant("all_reduce", text)
+        assert caught.value.hint == "name an algorithm that the file has, as in ./line.py:NAME"
 
 
 def test_reading_a_run_loads_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,14 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
 
 
 @pytest.mark.slow
+def test_a_root_that_hangs_is_behind_though_it_has_looked_at_most_data(cli) -> None:
+    planted = ("-T", "2", "--inject", "hang:0", "--no-save")
+    done = cli("gather", "--sizes", "4K", "-g", "3", "--mode", "isolated", *planted)
+    assert done.returncode == Exit.TIMEOUT
+    assert re.search(r"rank 0 on \S+ \(pid \d+\) has not moved for 2 s", done.stderr)
+
+
+@pytest.mark.slow
 def test_a_rank_that_alone_cannot_take_part_is_named(run) -> None:
     begun = run(*SWEEP, "--backend", "saboteur", SABOTAGE="refuse:1:0")
     code, _, err = begun.end()

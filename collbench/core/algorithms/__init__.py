@@ -242,6 +242,9 @@ def find_variant(name: str, text: str) -> Variant:
         if match:
             path = match["path"] if "/" in match["path"] else f"./{match['path']}"
             hint = f"it is in a file that --algo must name, as in {path}:{match['name']}"
+        elif word.endswith(".py"):
+            path = text if "/" in text else f"./{text}"
+            hint = f"name an algorithm that the file has, as in {path}:NAME"
         raise UsageError(f"{owner} has no algorithm '{word}'", hint)
     given = []
     for setting in settings:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from collbench.run.backends import Backend
+from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import allocate_slots
 from collbench.run.rank.check import Checker
 from collbench.run.rank.control import Control
@@ -22,14 +23,14 @@ class Rig:
     """A call of ``case`` by an opened backend, in buffers of its own. ``control`` is the group that
     the backend was opened for; data differ with the number that they are filled by."""
 
-    def __init__(
-        self, backend: Backend, control: Control, case: Case, beat: Callable[[], object]
-    ) -> None:
+    def __init__(self, bench: Bench, backend: Backend, control: Control, case: Case) -> None:
         rank = control.rank
         ((buffers,),) = allocate_slots(backend, [case], [rank])
-        self._backend, self._buffers, self._beat = backend, buffers, beat
+        self._backend, self._buffers = backend, buffers
+        self._count = partial(bench.board.count_calls, bench.rank)
         self.case = case
         self.call = backend.prepare(case, buffers.send, buffers.recv)
+        beat = partial(bench.board.beat, bench.rank)
         self._checker = Checker(case, 1, rank, backend.device, backend.premultiplies, beat)
 
     def fill(self, number: int) -> None:
@@ -41,7 +42,7 @@ class Rig:
 
     def run(self) -> None:
         """Make the call, and wait until this rank's part is done."""
-        self._beat()
+        self._count()
         self.call.run()
         self._backend.finish()
 

@@ -164,10 +164,7 @@ class ContractTrial:
         return all(self._control.collect(able))
 
     def _make_rig(self, case: Case) -> Rig:
-        return Rig(self._bench.backend, self._control, case, self._beat)
-
-    def _beat(self) -> None:
-        self._bench.board.beat(self._bench.rank)
+        return Rig(self._bench, self._bench.backend, self._control, case)
 
     def _run_filled(self, rig: Rig, number: int) -> None:
         """Make a call on data of this ``number``, once all ranks have theirs."""
@@ -176,7 +173,7 @@ class ContractTrial:
         rig.run()
 
     def _meet_ranks(self) -> None:
-        self._beat()
+        self._bench.board.count_calls(self._bench.rank)
         self._control.barrier()
 
     def _resize_case(self, case: Case, nbytes: int) -> Case:
@@ -270,7 +267,10 @@ class ContractTrial:
         family = (tuple(range(self._bench.control.n)),)
         other = self._sites.at(family, "check")
         case = self._cases[0]
-        rigs = [self._make_rig(case), Rig(other, other.control or self._control, case, self._beat)]
+        rigs = [
+            self._make_rig(case),
+            Rig(self._bench, other, other.control or self._control, case),
+        ]
         for number in range(4):
             for rig in rigs:
                 self._run_filled(rig, number)

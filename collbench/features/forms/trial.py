@@ -37,7 +37,7 @@ class FormTrial:
         self._bench, self._job, self._case = bench, job, job.case
         self._control, self._policy = bench.control, bench.policy
         self._form: Form = job.subject
-        self._beat = partial(bench.board.beat, bench.rank)
+        self._count = partial(bench.board.count_calls, bench.rank)
         seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
         try:
             self._group = bench.control.keep_group(job.case.backend)
@@ -65,7 +65,7 @@ class FormTrial:
         side.fill(self._filling)
         self._bench.backend.finish()
         self._control.barrier()
-        self._beat()
+        self._count()
         began = clock()
         side.call.run()
         self._bench.backend.finish()
@@ -136,7 +136,7 @@ class FormTrial:
         call, finish = self._sides[index].call.run, bench.backend.finish
 
         def make_sampler(inner: int) -> Sampler:
-            return Sampler([(call, (0,))], inner, self._control, self._beat, None, finish)
+            return Sampler([(call, (0,))], inner, self._control, self._count, None, finish)
 
         policy, mode = bench.policy, self._case.mode
         in_turns = bench.in_turns

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +61,7 @@ def import_(options: ImportOptions) -> None:
             f"--output {options.output}: {len(options.files)} logs make as many runs",
             "give a folder that exists",
         )
-    readings = []
+    readings, paths = [], []
     for file in options.files:
         request = importers.Asked(
             name=file, collective=options.collective, ranks=options.ranks, host=options.host
@@ -69,13 +71,28 @@ def import_(options: ImportOptions) -> None:
         )
     for index, (file, reading) in enumerate(zip(options.files, readings, strict=True)):
         lines = assemble.assemble_runs(reading, options.tag, index)
-        path = _save_lines(lines, options.output)
-        _print_reading(file, reading, path)
+        paths.append(_save_lines(lines, options.output))
+        _print_reading(file, reading, paths[-1])
     wrong = [
         _tell_wrong(file, reading) for file, reading in zip(options.files, readings, strict=True)
     ]
     if any(wrong):
         raise typer.Exit(Exit.WRONG_DATA)
+    _print_next(paths)
+
+
+def _print_next(paths: Sequence[Path]) -> None:
+    """Prints the command that shows the last of these runs, or that compares them where they are
+    two."""
+    from collbench.core.text import plain_line
+    from collbench.records import store
+
+    names = [
+        path.stem if path.parent == store.home_folder() / "runs" else shlex.quote(str(path))
+        for path in paths
+    ]
+    command = f"compare {' '.join(names)}" if len(names) == 2 else f"report {names[-1]}"
+    typer.echo(f"next: collbench {plain_line(command)}")
 
 
 def _read_bytes(file: str) -> bytes:

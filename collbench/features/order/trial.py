@@ -159,7 +159,7 @@ class OrderTrial:
         proved_call = planted.within(call, views.recv) if planted else call
 
         def issue(call: Call) -> None:
-            bench.board.beat(bench.rank)
+            bench.board.count_calls(bench.rank)
             call.run_with_data(bench.backend.finish)
 
         offset = find_output_offset(case, bench.rank)

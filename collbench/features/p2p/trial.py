@@ -57,6 +57,7 @@ class TransferTrial:
         inner = job.inner and max(1, job.inner // per_round)
         self._job = msgspec.structs.replace(job, inner=inner)
         self._beat = partial(bench.board.beat, bench.rank)
+        self._count = partial(bench.board.count_calls, bench.rank)
         phases = list_own(self._transfer, bench.rank)
         self._in_a_round = sum(map(len, self._transfer.phases))
         self._own = [message for phase in phases for message in phase]
@@ -166,7 +167,7 @@ class TransferTrial:
     def _make_sampler(self, inner: int) -> Sampler:
         finish = self._bench.backend.finish
         return _RoundSampler(
-            [(self._call.run, (0,))], inner, self._control, self._beat, None, finish
+            [(self._call.run, (0,))], inner, self._control, self._count, None, finish
         )
 
     def _select_times(self, samples: Samples) -> np.ndarray:

@@ -113,6 +113,7 @@ class StepTrial:
         self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
         self._seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
         self._beat = partial(bench.board.beat, bench.rank)
+        self._count = partial(bench.board.count_calls, bench.rank)
         self._sites: dict[tuple[str, str], Backend] = {}
         for name, lane in _list_used(self._step):
             self._sites[name, lane] = sites.at(self._step.family(name), lane)
@@ -214,7 +215,7 @@ class StepTrial:
         return call
 
     def _sampler(self, run: Callable[[], object]) -> Sampler:
-        return Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
+        return Sampler([(run, ())], 1, self._control, self._count, None, self._finish)
 
     def _warm(self, samplers: Sequence[Sampler], sync: Sync, first: int) -> int:
         """Rounds that are not counted. Steps that take long enough, or too often find a rank late

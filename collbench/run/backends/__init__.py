@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError)
 
 
-def do_nothing() -> None:
+def do_nothing(*_: object) -> None:
     """What a call has to do where there is nothing."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -72,9 +73,21 @@ _WORDING = {
 }
 
 
+Place = tuple[int, int, int]  # whether it has begun a case, which, and how many of its calls
+
+
+def select_behind(places: Sequence[Place]) -> list[int]:
+    """The ranks, of all ranks' places, that are not as far as the foremost."""
+    return [rank for rank, place in enumerate(places) if place < max(places)]
+
+
 class Board:
     """``n`` lines of (phase, case, beats, arrivals, cells to ask the next rank with and to answer
-    the one before) after one line with the common deadline."""
+    the one before, calls) after one line with the common deadline.
+
+    Beats are signs of life, of which every rank has its own number. Phases and calls of a case are
+    the same on all ranks: by these one rank is farther than another.
+    """
 
     def __init__(self, n: int, fd: int, shared: bool = True) -> None:
         self.n = n
@@ -109,15 +122,18 @@ class Board:
         self.cells[line] = phase
         if case is not None:
             self.cells[line + 1] = case
-        self.cells[line + 2] += 1
+            self.cells[line + 6] = 0
+        self.count_calls(rank)
 
     def beat(self, rank: int) -> None:
-        """Rank is about to issue its next call."""
+        """Rank is alive."""
         self.cells[(rank + 1) * _WORDS + 2] += 1
 
-    def retract(self, rank: int) -> None:
-        """Rank does not issue the call that it was about to."""
-        self.cells[(rank + 1) * _WORDS + 2] -= 1
+    def count_calls(self, rank: int, calls: int = 1) -> None:
+        """Rank is about to issue its next calls, so many, which all ranks issue; or, below 0, is
+        not."""
+        self.cells[(rank + 1) * _WORDS + 6] += calls
+        self.beat(rank)
 
     def where(self, rank: int) -> tuple[Phase, int, int]:
         """Phase, case number and beats of a rank."""
@@ -137,10 +153,14 @@ class Board:
         """The number of signs of life of each rank."""
         return [self.cells[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
 
+    def place(self, rank: int) -> Place:
+        """How far a rank is."""
+        phase, case, _ = self.where(rank)
+        return min(phase, Phase.PREPARING), case, self.cells[(rank + 1) * _WORDS + 6]
+
     def find_behind(self) -> list[int]:
         """Ranks that are not as far as the foremost."""
-        places = [self.where(rank)[1:] for rank in range(self.n)]
-        return [rank for rank, progress in enumerate(places) if progress < max(places)]
+        return select_behind([self.place(rank) for rank in range(self.n)])
 
     def meet(self, rank: int, ahead_ns: int) -> bool:
         """Agree with all ranks on a start time and spin until it; whether this rank was late.

@@ -18,6 +18,7 @@ import msgspec
 from collbench.core.errors import CannotRun, RunBroken
 from collbench.core.version import __version__
 from collbench.machine import environment
+from collbench.run.launch.board import Place
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import (
     HELLO_SECONDS,
@@ -168,12 +169,13 @@ class Connection:
         finally:
             self._lock.release()
 
-    def beat(self) -> None:
-        """Say that this rank is there, unless it waits for an answer, which says as much."""
+    def beat(self, place: Place | None = None) -> None:
+        """Say that this rank is there, and how far it is, unless it waits for an answer, which says
+        as much."""
         if self._lock.acquire(blocking=False):
             with suppress(OSError):  # rank 0 may be gone; whoever works with it will notice
                 self._socket.settimeout(ANSWER_SECONDS)
-                self._socket.sendall(self._seal.line(Request("beat")))
+                self._socket.sendall(self._seal.line(Request("beat", place=place)))
             self._lock.release()
 
     def lost(self, seconds: float, limit: float) -> str:
@@ -188,6 +190,19 @@ class Connection:
             return self.ask(Request("lost", number=int(seconds * 1000)), limit).value.decode()
         except (OSError, ValueError):
             return "" if self.ended() else say_silent([f"rank 0 on {self.hosts[0]}"])
+        finally:
+            self._lock.release()
+
+    def find_behind(self, limit: float) -> list[int]:
+        """The ranks that are not as far as the foremost, which rank 0 has ``limit`` seconds to say;
+        none where it does not."""
+        if not self._lock.acquire(timeout=limit):
+            return []
+        try:
+            answer = self.ask(Request("behind"), limit)
+            return msgspec.json.decode(answer.value, type=list[int])
+        except (OSError, ValueError):
+            return []
         finally:
             self._lock.release()
 

@@ -109,7 +109,7 @@ class Host:
 
     def _order(
         self,
-        op: Literal["tell", "rest", "resume", "awake", "lost", "end_stopped", "see_off"],
+        op: Literal["tell", "rest", "resume", "awake", "lost", "behind", "end_stopped", "see_off"],
         rank: int = -1,
         value: bytes = b"",
         seconds: float = 0.0,
@@ -151,6 +151,13 @@ class Host:
             return self._order("lost", seconds=seconds).result(ANSWER_SECONDS).text
         except OSError:
             return f"the process in which ranks meet (pid {self._process.pid}) does not answer"
+
+    def find_behind(self) -> list[int]:
+        """The ranks that are not as far as the foremost; none where the process does not say."""
+        try:
+            return self._order("behind").result(ANSWER_SECONDS).ranks
+        except OSError:
+            return []
 
     def end_stopped(self) -> None:
         """Kill stopped ranks of this host, for which a launcher would wait: SIGTERM does nothing to

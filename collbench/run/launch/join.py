@@ -32,7 +32,7 @@ from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
-from collbench.run import mpi_library
+from collbench.run import memory, mpi_library
 from collbench.run.launch import environments, folders, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.connection import Connection
@@ -41,6 +41,7 @@ from collbench.run.launch.host import Host
 from collbench.run.launch.meeting import SILENT_SHARE, name_hello, open_listener, say_silent
 from collbench.run.launch.watch import RankWatch
 from collbench.run.launch.world import Hear, Listener, World
+from collbench.suite.policy import Policy
 from collbench.survive.crash import describe_error
 from collbench.survive.signals import interrupts
 
@@ -129,6 +130,11 @@ class Meeting(NamedTuple):
         if self.host:
             return self.host.lost(seconds)
         return self.connection.lost(seconds, max(1.0, seconds / 3))
+
+    def find_behind(self, limit: float) -> list[int]:
+        """The ranks that are not as far as the foremost, by what all have told; none where rank 0,
+        which has ``limit`` seconds, does not answer."""
+        return self.host.find_behind() if self.host else self.connection.find_behind(limit)
 
     def awake(self, limit: float) -> float:
         """Seconds since the world's turn began, as rank 0 knows; rank 0 has ``limit`` seconds to
@@ -232,7 +238,8 @@ class MemberWatch(RankWatch):
     ) -> None:
         super().__init__(plan, listener, meeting.connection.hosts, board)
         self.own_rank, self._alone = member.rank, member.n == member.local_n
-        self._meeting, self._silent = meeting, plan.timeout * SILENT_SHARE  # s
+        self._board, self._meeting = board, meeting
+        self._silent = plan.timeout * SILENT_SHARE  # s
         self._due, self._stop = time.monotonic(), threading.Event()
 
     def start(self) -> None:
@@ -262,7 +269,7 @@ class MemberWatch(RankWatch):
         """Tell rank 0 of life where that is due. Raises RunBroken where no rank moves any more."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._silent / 3
-            self._meeting.connection.beat()
+            self._meeting.connection.beat(self._board.place(self.own_rank))
         self.check_progress()
 
     def has_rested(self) -> bool:
@@ -286,9 +293,16 @@ class MemberWatch(RankWatch):
         return self.make_error(lost, self.own_rank, hint) if lost else None
 
     def find_behind(self) -> list[int]:
-        """The ranks that are behind; where ranks are on several hosts this rank alone, as it sees
-        no other's progress."""
-        return super().find_behind() if self._alone else [self.own_rank]
+        """The ranks that are behind; where ranks are on several hosts, by what all have told the
+        meeting."""
+        if self._alone:
+            return super().find_behind()
+        return self._meeting.find_behind(max(1.0, self._silent / 3))
+
+    def make_error(self, what: str, rank: int, hint: str = "") -> RunBroken:
+        """An error that tells ``what`` happened while ``rank`` was doing what it does now; this
+        rank where ranks are on several hosts, as it sees no other's line of a board."""
+        return super().make_error(what, rank if self._alone else self.own_rank, hint)
 
     def blame_error(self, error: Exception) -> RunBroken:
         """What this rank has raised, with who is to blame for it."""
@@ -309,6 +323,11 @@ class Joined(World):
     def load(self) -> dict[str, Load]:
         """Empty: ranks that the launcher has started run already."""
         return {}
+
+    def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
+        """The memory that those of n ranks share that are on this host; all of them where the
+        launcher does not say how many these are."""
+        return memory.measure_room(backend, min(n, self._member.local_n or n), policy)
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before.

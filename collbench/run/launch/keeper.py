@@ -109,7 +109,7 @@ class Keeper:
     def send(self, world: str, text: str) -> None:
         """Pass a line to the rank of this world, if it is still there."""
         if stdin := world in self._ranks and self._ranks[world].stdin:
-            with suppress(OSError):  # it has ended, as is told in a moment
+            with suppress(OSError, ValueError):  # it has ended, as is told in a moment
                 stdin.write(text.encode() + b"\n")
                 stdin.flush()
 
@@ -165,8 +165,9 @@ class Keeper:
                 )
             with suppress(BrokenPipeError):
                 process.stdin.close()  # type: ignore[union-attr]
+            code = process.wait()  # until then it can be killed, if a library keeps it
             del self._ranks[instructions.world]
-            yield as_json(Said(exit=process.wait()))
+            yield as_json(Said(exit=code))
 
     def _process(self, instructions: Told) -> subprocess.Popen[bytes] | Forked:
         """A rank's. Raises CannotRun and RunBroken where what forks it has ended."""

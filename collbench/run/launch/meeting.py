@@ -37,7 +37,13 @@ import psutil
 
 from collbench.core.errors import CannotRun
 from collbench.run.launch import folders
-from collbench.run.launch.board import IS_STOPPED, LEAVE_SECONDS, process_state
+from collbench.run.launch.board import (
+    IS_STOPPED,
+    LEAVE_SECONDS,
+    Place,
+    process_state,
+    select_behind,
+)
 from collbench.survive.signals import STOPPING
 
 HELLO_SECONDS = 5.0
@@ -109,7 +115,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A line of a rank: what is to be done with values by ``keys``, or a sign of life."""
+    """A line of a rank: what is to be done with values by ``keys``, or a sign of life, with the
+    rank's place."""
 
     op: Literal[
         "set",
@@ -121,6 +128,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         "count",
         "swap",
         "lost",
+        "behind",
         "awake",
         "say",
         "beat",
@@ -130,6 +138,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     value: bytes = b""
     expected: bytes = b""
     number: int = 0
+    place: Place | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -153,7 +162,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     is above 0."""
 
     number: int
-    op: Literal["tell", "rest", "resume", "awake", "lost", "end_stopped", "see_off"]
+    op: Literal["tell", "rest", "resume", "awake", "lost", "behind", "end_stopped", "see_off"]
     rank: int = -1  # to tell something
     value: bytes = b""  # to tell it
     seconds: float = 0.0
@@ -166,6 +175,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int = 0  # of the order that is answered
     seconds: float = 0.0
     names: list[str] = []  # of ranks and their hosts
+    ranks: list[int] = []
     text: str = ""
     rank: int = -1  # that says or leaves
     value: bytes | None = None  # what it says; None where it leaves
@@ -256,6 +266,7 @@ class MeetingServer:
         self._set: dict[str, asyncio.Event] = {}
         # when from each rank; infinity while it waits for an answer
         self._last_beats: dict[int, float] = {}
+        self._places: dict[int, Place] = {}  # of ranks, as they said last
         self._pids: dict[int, int] = {}  # of those that came by a socket of this host
         self._lines: dict[int, tuple[asyncio.StreamWriter, Seal]] = {}
         self._left_ranks: set[int] = set()
@@ -304,6 +315,8 @@ class MeetingServer:
                 return News(seconds=self._awake())
             case "lost":
                 return News(text=self._lost(order.seconds))
+            case "behind":
+                return News(ranks=self._find_behind())
             case "end_stopped":
                 for rank in self._stopped():
                     os.kill(self._pids[rank], signal.SIGKILL)
@@ -343,6 +356,14 @@ class MeetingServer:
             return say_stopped(names)
         silent = self._names(self._silent(seconds)) if len(self._pids) < self._n else []
         return say_silent(silent) if silent else ""
+
+    def _find_behind(self) -> list[int]:
+        """Ranks that are not as far as the foremost, by what all said last. One that waits for an
+        answer waits for another rank, and is not behind."""
+        if len(self._places) < self._n:
+            return []
+        behind = select_behind([self._places[rank] for rank in range(self._n)])
+        return [rank for rank in behind if self._last_beats.get(rank) != math.inf]
 
     async def _see_off(self, seconds: float) -> list[str]:
         """Wait for all to leave. Those that do not are returned, and killed where they are surely
@@ -460,6 +481,8 @@ class MeetingServer:
                         self._start(self._end_stopped_host())
                     return
                 self._last_beats[hello.rank] = math.inf
+                if request.place is not None:
+                    self._places[hello.rank] = request.place
                 if request.op == "say":
                     self._tell_news(News(rank=hello.rank, value=request.value))
                     await self._news.drain()
@@ -514,6 +537,8 @@ class MeetingServer:
                 number = int(all(key in values for key in keys))
             case "lost":
                 return Answer(value=self._lost(request.number / 1000).encode())
+            case "behind":
+                return Answer(value=msgspec.json.encode(self._find_behind()))
             case "awake":
                 number = int(1000 * self._awake())
             case "delete":

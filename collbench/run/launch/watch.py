@@ -2,7 +2,9 @@
 all launchers; a subclass beside each says what can be seen there (local.LocalWatch,
 places.SeatWatch, join.MemberWatch).
 
-Progress: a rank moves when it enters a phase or issues a call, which its line of the board counts.
+Progress: a rank moves when it enters a phase, issues a call or gives another sign of life, all of
+which its line of the board counts. A rank is behind another by the phases and calls of a case that
+all ranks have alike; those of several hosts tell the meeting of theirs.
 On this machine a process that loads torch moves while it uses CPU time, for two minutes. A world
 that waits for its turn rests. At places ranks watch each other, as joined ones; the process that
 plans only counts their records, so as to say at which case they are.

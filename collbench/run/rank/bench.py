@@ -55,7 +55,7 @@ class Bench(NamedTuple):
         ]
         if not planted_here:
             return None
-        retract = partial(self.board.retract, self.rank)
+        retract = partial(self.board.count_calls, self.rank, -1)
         return Planted(planted_here, self.policy.seed, self.backend.finish, retract)
 
 

@@ -209,14 +209,14 @@ class Pattern:
             wait_seconds(self._spread)
 
 
-def submit_times(call: Call, control: Control, beat: Callable[[], None]) -> np.ndarray | None:
+def submit_times(call: Call, control: Control, count: Callable[[], None]) -> np.ndarray | None:
     """The time that each rank takes to hand a call over, without waiting for it, at rank 0; None
     where it must wait."""
     if call.submit is None:
         return None
     times = []
     for _ in range(20):
-        beat()
+        count()
         control.barrier()
         begin = clock()
         work = call.submit()

@@ -44,6 +44,9 @@ class DeviceSampler(Sampler):
     its start before all of it was issued: then the host's launching may be part of it. In that case
     the stream is held longer from then on, up to 50 ms, and then for fewer samples at once. Ranks
     need not hold it equally long: the alignment makes up for that.
+
+    Ranks may issue unequal numbers of samples before they wait for the device. So one that waits
+    counts as having issued all: whoever is behind it has yet to issue some.
     """
 
     timed_by: Literal["host", "device"] = "device"
@@ -55,10 +58,10 @@ class DeviceSampler(Sampler):
         calls: Sequence[tuple[Action, Sequence[int]]],
         inner: int,
         control: Control,
-        beat: Action,
+        count: Callable[..., object],
         freshen: Callable[[int], object] | None = None,
     ) -> None:
-        super().__init__(calls, inner, control, beat, freshen, stream.drain)
+        super().__init__(calls, inner, control, count, freshen, stream.drain)
         self._stream = stream
         self._ahead, self._hold_ns = AHEAD, HOLD_NS
 
@@ -71,7 +74,10 @@ class DeviceSampler(Sampler):
             begun = clock()
             queued = self._queue(min(self._ahead, count - len(times)), sync)
             issued_ns = clock() - begun
+            ahead = count - len(times) - len(queued)
+            self._count(ahead)
             self._finish()
+            self._count(-ahead)
             times += [self._stream.elapsed(start, end) for start, end, _ in queued]
             lates += [late for _, _, late in queued]
             if any(lates[-len(queued) :]):
@@ -85,7 +91,7 @@ class DeviceSampler(Sampler):
             batch, slots = self._batches[self._next % len(self._batches)]
             self._next += 1
             self._renew(slots)
-            self._beat()
+            self._count()
             if (
                 self._freshen or not number
             ):  # putting inputs back takes more launches than a held stream takes in
@@ -119,7 +125,7 @@ class DeviceSampler(Sampler):
         (count,) = self._control.decide([max(1, min(ALONE, fits)) if seconds else 0])
         if not count:
             return []
-        host = Sampler(self.calls, 1, self._control, self._beat, self._freshen, self._finish)
+        host = Sampler(self.calls, 1, self._control, self._count, self._freshen, self._finish)
         host.dirty = self.dirty
         samples = host.take(count, Sync("barrier", self._control, None))
         self.dirty = host.dirty
@@ -138,14 +144,14 @@ class GraphSampler(DeviceSampler):
         calls: Sequence[tuple[Action, Sequence[int]]],
         inner: int,
         control: Control,
-        beat: Action,
+        count: Callable[..., object],
         freshen: Callable[[int], object] | None = None,
         replays: int = 1,
     ) -> None:
         rounds = math.ceil(inner / replays / len(calls))
-        super().__init__(stream, calls, rounds * len(calls), control, beat, freshen)
+        super().__init__(stream, calls, rounds * len(calls), control, count, freshen)
         ((batch, slots),) = self._batches
-        beat()
+        count()
         replay = stream.capture(lambda: [call() for call in batch])
         replay()
         stream.drain()

@@ -195,7 +195,8 @@ class Sampler:
     input of a slot that the call before has overwritten; it runs outside the clock, just before the
     sample after, so that what the last sample left can still be checked. Where ``marks`` is the
     device's stream, it times the same calls too. ``again`` is what a check may repeat: calls as
-    they are timed, each slot used once.
+    they are timed, each slot used once. ``count()`` is called before each sample
+    (Board.count_calls).
     """
 
     timed_by: Literal["host", "device"] = "host"
@@ -207,14 +208,14 @@ class Sampler:
         calls: Sequence[tuple[Action, Sequence[int]]],
         inner: int,
         control: Control,
-        beat: Action,
+        count: Callable[..., object],
         freshen: Callable[[int], object] | None = None,
         finish: Action = do_nothing,
         marks: Stream | None = None,
     ) -> None:
         self.inner, self.calls, self.again = inner, calls, calls
         self._batches = self._make_batches()
-        self._beat = beat
+        self._count = count
         self._freshen, self._finish, self._marks = freshen, finish, marks
         self._control = control
         self._next = 0
@@ -256,7 +257,7 @@ class Sampler:
             if self._freshen:
                 self._renew(slots)
                 self._finish()
-            self._beat()
+            self._count()
             lates[i] = sync()
             first = marks and marks.mark()
             begins[i] = clock()

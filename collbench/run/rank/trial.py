@@ -97,9 +97,8 @@ class Trial:
         self._slots = allocate_slots(bench.backend, slots, bench.ranks, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
         self._beat = partial(bench.board.beat, bench.rank)
-        self._data = Verification(
-            bench, self._case, self._policy, self._slots, self._calls, self._beat
-        )
+        self._count = partial(bench.board.count_calls, bench.rank)
+        self._data = Verification(bench, self._case, self._policy, self._slots, self._calls)
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
         self._takes_control = (
             job.control and not bench.backend.interpreted and not job.case.background
@@ -128,7 +127,7 @@ class Trial:
         if not slow and (wrong := self._data.check_slots([0], "before timing")):
             return wrong
         timed = self._policy.cpu_time
-        submits = submit_times(self._calls[0], self._control, self._beat) if timed else None
+        submits = submit_times(self._calls[0], self._control, self._count) if timed else None
         self._beat()
         chose = self._bench.backend.overheard(self._once)
         if self._data.feeds_on_itself or slow:
@@ -377,26 +376,25 @@ class Trial:
         return Cadence(Sync(scheme, self._control, board, do_nothing, self._common, self._delay))
 
     def _sampler(self, inner: int) -> Sampler:
-        beat = self._beat
-        calls = self._timed()
+        calls, count = self._timed(), self._count
         freshen = self._data.put_back if self._data.feeds_on_itself else None
         stream = self._clock()
         if stream and self._case.mode == "graph":
             return GraphSampler(
-                stream, calls, inner, self._control, beat, freshen, self._policy.graph
+                stream, calls, inner, self._control, count, freshen, self._policy.graph
             )
         if stream:
             return self._on_device(inner)
         backend = self._bench.backend
         marks = backend.stream if self._case.mode == "streaming" else None
-        return Sampler(calls, inner, self._control, beat, freshen, backend.finish, marks)
+        return Sampler(calls, inner, self._control, count, freshen, backend.finish, marks)
 
     def _on_device(self, inner: int) -> Sampler:
         """A sampler by the device's clock, for isolated calls."""
-        stream, beat = self._bench.backend.stream, self._beat
+        stream = self._bench.backend.stream
         freshen = self._data.put_back if self._data.feeds_on_itself else None
         assert stream
-        return DeviceSampler(stream, self._timed(), inner, self._control, beat, freshen)
+        return DeviceSampler(stream, self._timed(), inner, self._control, self._count, freshen)
 
     def _timed_first(self, sync: Sync) -> int:
         """Duration of the first call on these buffers. The library was probed with a few elements
@@ -414,14 +412,14 @@ class Trial:
         self._finished()
 
     def _finished(self) -> None:
-        self._beat()
+        self._count()
         self._calls[0].run()
         self._bench.backend.finish()
 
     def _from_inputs(self) -> None:
         """Make one more call on what the first slot's buffers hold now, and have its result in
         them."""
-        self._beat()
+        self._count()
         self._calls[0].run_with_data(self._bench.backend.finish)
 
     def _check_behind(self) -> Sequence[CaseOutcome]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -23,8 +24,7 @@ CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 
 
 class Verification:
-    """Fills the ``slots`` of a case on this process's ranks and checks what calls leave in them.
-    ``beat`` is called before what may take long, so that nobody takes this rank for stalled."""
+    """Fills the ``slots`` of a case on this process's ranks and checks what calls leave in them."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Verification:
         policy: Policy,
         slots: Sequence[Slot],
         calls: Sequence[Call],
-        beat: Callable[[], object],
     ) -> None:
         self._bench, self._case, self._policy = bench, case, policy
-        self._control, self._beat = bench.control, beat
+        self._control = bench.control
+        self._count = partial(bench.board.count_calls, bench.rank)
         self._slots, self._calls = slots, calls
         self._fillings = 0  # so far, of all slots
         self._keys = [0] * len(slots)  # what each slot's data were drawn by
@@ -45,6 +45,7 @@ class Verification:
         # no two cases share data
         self._seed = policy.seed + zlib.crc32(case.key.encode())
         device, premultiplies = bench.backend.device, bench.backend.premultiplies
+        beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
             Checker(case, self._seed, rank, device, premultiplies, beat) for rank in bench.ranks
         ]
@@ -134,7 +135,7 @@ class Verification:
             self._bench.backend.finish()
             self._control.barrier()
             for call, _ in again:
-                self._beat()
+                self._count()
                 call()
             self._bench.backend.finish()
             if wrong := self.check_slots(fresh, "after timing, on fresh buffers"):

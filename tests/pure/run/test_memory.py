@@ -84,7 +84,8 @@ def test_gpus_have_what_nvml_calls_free_and_else_most_of_their_memory() -> None:
         (1, Policy(), 70, 1, 3 * GIB),
         (2, Policy(), 20, 1, 3 * GIB),
         (3, Policy(), 20, 1, 3 * GIB),
-        (8, Policy(), 20, 3, 3 * GIB),
+        (8, Policy(), 20, 1, 3 * GIB),  # each has its own, of which this process sees three
+        (8, Policy(share_gpu=True), 20, 3, 3 * GIB),
         (8, Policy(virtual=True), 70, 8, 3 * GIB // 8),
     ],
 )

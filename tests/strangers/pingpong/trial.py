@@ -42,9 +42,9 @@ class PingPongTrial:
 
     def _make_sampler(self, inner: int) -> Sampler:
         bench = self._bench
-        beat = partial(bench.board.beat, bench.rank)
+        count = partial(bench.board.count_calls, bench.rank)
         play = [(self._play, ())]
-        return Sampler(play, inner, bench.control, beat, None, bench.backend.finish)
+        return Sampler(play, inner, bench.control, count, None, bench.backend.finish)
 
     def run(self) -> Steps[Sequence[CaseOutcome]]:
         bench, case = self._bench, self._job.case

@@ -51,6 +51,9 @@ class Format(Protocol):
     covers_all: bool  # whether it has to say something for all sizes (Advised.fills)
     # what names of files end in that lie beside the file: ".posix"
     companions: tuple[str, ...] = ()
+    # what `collbench tune` sweeps for it where nobody says: collectives, smallest and largest size
+    collectives: tuple[str, ...] = ("all_reduce", "broadcast", "all_gather", "all_to_all")
+    sizes: tuple[str, str] = ("8", "16M")
 
     def refuse(self, advised: Advised) -> str:
         """Why this advice cannot be said in this format, as a sentence without a full stop; empty

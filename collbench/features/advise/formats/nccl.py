@@ -232,6 +232,7 @@ class Example(Format):
     title = "the file of NCCL's example tuner plug-in"
     suffix = ".conf"
     by_size, covers_all = True, False
+    collectives, sizes = tuple(FUNCTIONS), ("1K", "64M")
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):
@@ -250,7 +251,7 @@ class Example(Format):
                     f"itself chooses for {', '.join(lacking)} with {n} ranks on "
                     f"{format_count(nodes, 'host')} is not known at all sizes: measure each "
                     "without settings from 1K to 64M or more with NCCL 2.24 or later, which says "
-                    "what it chose, and give those runs, too"
+                    "what it chose"
                 )
         return ""
 
@@ -407,6 +408,7 @@ class Rccl(Format):
     title = "the file of RCCL's tuner"
     suffix = ".csv"
     by_size, covers_all = True, False
+    collectives, sizes = tuple(FUNCTIONS), ("1K", "64M")
 
     def refuse(self, advised: Advised) -> str:
         if not advised.version.startswith("RCCL"):
@@ -450,6 +452,7 @@ class Ncclx(Format):
     title = "the file of NCCLX's tuner"
     suffix = ".csv"
     by_size, covers_all = True, False
+    collectives, sizes = tuple(FUNCTIONS), ("1K", "64M")
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -30,6 +30,7 @@ from collbench.core.text import format_clock, format_count, format_size, plain_l
 from collbench.features.advise.command import PRINTED, For, Oversubscribed, Printed, SizesOf, Tau
 
 if TYPE_CHECKING:
+    from collbench.features.advise.formats import Format
     from collbench.features.advise.tune.confirm import Verified
     from collbench.features.advise.tune.request import TuneRequest
     from collbench.features.advise.tune.screen import Screening
@@ -51,12 +52,18 @@ class SearchOptions:
         str,
         Argument(
             metavar="[COLLECTIVE,…]",
-            help="Default: all_reduce,broadcast,all_gather,all_to_all.",
+            help="Default: all_reduce,broadcast,all_gather,all_to_all; for NCCL, the five that it"
+            " asks a tuner about.",
         ),
     ] = ""
-    minbytes: Annotated[str, make_option("minbytes", "Smallest size. Default: 8.")] = ""
+    minbytes: Annotated[str, make_option("minbytes", "Smallest size. Default: 8; for NCCL 1K.")] = (
+        ""
+    )
     maxbytes: Annotated[
-        str, make_option("maxbytes", "Largest size, where a step meets it. Default: 16M, or -b.")
+        str,
+        make_option(
+            "maxbytes", "Largest size, where a step meets it. Default: 16M, or -b; for NCCL 64M."
+        ),
     ] = ""
     stepfactor: Annotated[
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 4.")
@@ -143,6 +150,8 @@ def tune(options: TuneOptions) -> None:
 
 def read_request(options: TuneOptions) -> TuneRequest:
     """The search that the options ask for. Raises UsageError and CannotRun."""
+    from msgspec.structs import replace
+
     from collbench.features.advise.tune import request as parts
     from collbench.features.advise.tune.sayable import drop_unsayable
     from collbench.suite import grammar
@@ -157,8 +166,9 @@ def read_request(options: TuneOptions) -> TuneRequest:
     envs = grammar.expand_envs(search.env or [])
     parts.tell_ineffective(envs, axes.backends[0])
     library, version = parts.look_up_library(axes.backends[0])
-    series, notes = parts.list_series(axes, search.oversubscribed)
     form = parts.choose_format(library, options.kind)
+    axes = replace(axes, **_read_sweep(search, form))
+    series, notes = parts.list_series(axes, search.oversubscribed)
     field = parts.list_field(series, library, version, envs if search.env else (), axes)
     field, unsayable = drop_unsayable(field, form, library, axes.backends[0], version)
     return parts.TuneRequest(
@@ -181,15 +191,12 @@ def read_request(options: TuneOptions) -> TuneRequest:
     )
 
 
-def _read_axes(search: SearchOptions) -> Axes:
-    from collbench.cli.options import PLACES
+def _read_sweep(search: SearchOptions, form: Format | type[Format]) -> dict[str, Any]:
+    """Collectives and sizes, by their names in Axes; those of the format where nobody says."""
     from collbench.core.collectives import find_collective
-    from collbench.core.dtypes import find_dtype
-    from collbench.features.advise.tune.request import COLLECTIVES
     from collbench.suite import grammar
-    from collbench.suite.sweep import Axes
 
-    words = grammar.split_words(search.collectives) or COLLECTIVES
+    words = grammar.split_words(search.collectives) or form.collectives
     collectives = tuple(dict.fromkeys(find_collective(word).name for word in words))
     silent = [name for name in collectives if not find_collective(name).moves_data]
     if silent:
@@ -197,9 +204,11 @@ def _read_axes(search: SearchOptions) -> Axes:
             f"{silent[0]} moves no data, so that it has no sizes to choose by",
             "name collectives that move data",
         )
-    smallest = grammar.parse_size(search.minbytes or "8", "-b")
+    smallest, largest = (grammar.parse_size(size, "-b") for size in form.sizes)
+    if search.minbytes:
+        smallest = grammar.parse_size(search.minbytes, "-b")
     largest = (
-        grammar.parse_size(search.maxbytes, "-e") if search.maxbytes else max(smallest, 16 << 20)
+        grammar.parse_size(search.maxbytes, "-e") if search.maxbytes else max(smallest, largest)
     )
     sizes = grammar.sweep_sizes(smallest, largest, search.stepfactor or 4)
     if len(sizes) < 2:
@@ -207,13 +216,23 @@ def _read_axes(search: SearchOptions) -> Axes:
             f"{format_size(sizes[0])} is the only size, and advice rests on two neighbouring ones",
             "take a wider sweep: -b 8 -e 16M",
         )
+    return {"collectives": collectives, "sizes": sizes}
+
+
+def _read_axes(search: SearchOptions) -> Axes:
+    """The sweep, with the collectives and sizes that most formats have where nobody says."""
+    from collbench.cli.options import PLACES
+    from collbench.core.dtypes import find_dtype
+    from collbench.features.advise.formats import Format
+    from collbench.suite import grammar
+    from collbench.suite.sweep import Axes
+
     place = PLACES[grammar.parse_choice("--place", search.place, ("out", "in"))]
     words = grammar.split_words(search.dtype)
     if len(words) != 1:
         raise UsageError(f"--datatype {search.dtype}: one datatype is expected", "such as -d float")
     return Axes(
-        collectives=collectives,
-        sizes=sizes,
+        **_read_sweep(search, Format),
         ranks=tuple(
             grammar.parse_integer("-g", word, 1) for word in grammar.split_words(search.ngpus)
         ),

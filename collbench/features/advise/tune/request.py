@@ -26,7 +26,6 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes
 
 THREADS = "OMP_NUM_THREADS"
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):

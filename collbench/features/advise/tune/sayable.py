@@ -37,7 +37,8 @@ def drop_unsayable(
     blank = Advised(library=library.key, version=version, runs=(), day="", taus=(0.0, 0.0))
     if format.key in BY_CHOICE:
         if reason := format.refuse(replace(blank, unadvised=_imagine_choices(field))):
-            raise UsageError(f"{format.title}: {reason}", "or --for words")
+            sweep = f"{','.join(format.collectives)} -b {format.sizes[0]} -e {format.sizes[1]}"
+            raise UsageError(f"{format.title}: {reason}", f"tune {sweep}; or --for words")
         return field, []
 
     def refuse(rows: Sequence[Advice]) -> str:

@@ -365,7 +365,7 @@ def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
         Line(_did_last(rank_traces[rank])) for rank in hang.culprits[:GROUPS] if rank in rank_traces
     ]
     columns = make_columns(("rank", "called last", "at", "state", "from"), "rwllw")
-    table = Table(name="last", title="What they did last", columns=columns, lines=lines)
+    table = Table(name="last", title="What the culprits did last", columns=columns, lines=lines)
     return [table] if lines else []
 
 

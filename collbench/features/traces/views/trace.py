@@ -165,27 +165,27 @@ def _describe_fine(verdict: Judged) -> Headline:
         )
     lost = verdict.lost
     are = "is" if lost == 1 else "are"
-    left_out = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
-    left_out += _describe_suspect(verdict)
+    remarks = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
+    remarks += _describe_suspect(verdict)
     broken = [
         rank.rank
         for rank in verdict.trace.ranks
         if any(loss.why == own.INTERRUPTED for loss in rank.lost)
     ]
-    left_out += f"; the recording of {in_words(broken)} broke off" if broken else ""
+    remarks += f"; the recording of {in_words(broken)} broke off" if broken else ""
     if verdict.missing:
         ranks = in_words([rank.rank for rank in verdict.trace.ranks])
         sentence = f"there is a trace of {ranks} only, of {verdict.trace.world:,}"
-        return Headline(f"{sentence}: nothing in it hangs or disagrees{left_out}", "notice")
+        return Headline(f"{sentence}: nothing in it hangs or disagrees{remarks}", "notice")
     if not verdict.completed:
         sentence = "all ranks made the same calls; the trace does not show whether all completed"
-        return Headline(f"{sentence}{left_out}", "good")
+        return Headline(f"{sentence}{remarks}", "good")
     if lost:
         sentence = (
             "no hang: all ranks made and completed the same calls, as far as these can be read"
         )
-        return Headline(f"{sentence}{left_out}", "notice")
-    return Headline(f"no hang: all ranks made the same calls and completed them{left_out}", "good")
+        return Headline(f"{sentence}{remarks}", "notice")
+    return Headline(f"no hang: all ranks made the same calls and completed them{remarks}", "good")
 
 
 def _describe_suspect(verdict: Judged) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
 from collbench.run.jobs import Plan
 from collbench.run.launch import join
-from collbench.run.launch.board import Board
+from collbench.run.launch.board import Board, Place
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Hello
 from collbench.run.launch.world import Listener
@@ -133,7 +133,7 @@ class At:
         self._ended, self._stopped = ended, stopped
         self.waited = 0.0
 
-    def beat(self) -> None:
+    def beat(self, place: Place) -> None:
         return
 
     def stopped(self) -> str:
@@ -148,17 +148,25 @@ class At:
 def verdict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What a watchdog says of a world of two ranks that stand still; its process ends then."""
 
-    def says(rank: int, lost: str, at: At, places: tuple[int, int] = (1, 1)) -> str:
+    def says(
+        rank: int,
+        lost: str,
+        at: At,
+        places: tuple[int, int] = (1, 1),
+        behind: Sequence[int] | None = None,
+    ) -> str:
         heard: list[str] = []
         board, fd = Board.create(2)
         os.close(fd)
-        for each, beats in enumerate(places):
-            for _ in range(beats):
-                board.beat(each)
+        for each, calls in enumerate(places):
+            board.count_calls(each, calls)
         plan = Plan(0, "gloo", 2, (), Policy(), [], 1e-9)
-        found = SimpleNamespace(lost=lambda seconds: lost, connection=at, host=None)
+        found = SimpleNamespace(
+            lost=lambda seconds: lost, find_behind=lambda limit: behind, connection=at, host=None
+        )
         listener = Listener(lambda line: None, hung=lambda error: heard.append(error.message))
-        member = Membership("mpirun", rank, 2, rank, 2)
+        local_n = 2 if behind is None else 1
+        member = Membership("mpirun", rank, 2, rank, local_n)
         watchdog = join.MemberWatch(board, member, found, plan, listener)  # type: ignore[arg-type]
         monkeypatch.setattr(watchdog._stop, "wait", lambda seconds: False)
         with pytest.raises(Ended):
@@ -179,6 +187,17 @@ def test_rank_0_names_who_is_behind_or_nobody(verdict: Callable[..., str]) -> No
     assert verdict(0, "", At(), (2, 1)) == "rank 1 on a has not moved"
     assert verdict(0, "", At()) == "all 2 ranks hang in the same call"
     assert verdict(0, "rank 1 on a is stopped", At(), (1, 2)) == "rank 1 on a is stopped"
+
+
+def test_ranks_on_several_hosts_go_by_what_all_have_told(verdict: Callable[..., str]) -> None:
+    assert verdict(0, "", At(), (1, 0), [1]) == "rank 1 on a has not moved"
+    assert verdict(0, "", At(), (1, 0), []) == "all 2 ranks hang in the same call"
+
+
+@pytest.mark.parametrize(("local_n", "sharers"), [(8, 8), (0, 256), (512, 256)])
+def test_memory_is_shared_by_the_ranks_of_this_host(local_n: int, sharers: int) -> None:
+    joined = join.Joined(Membership("torchrun", 0, 256, 0, local_n), 1.0)
+    assert joined.room("gloo", 256, Policy()).sharers == sharers
 
 
 def test_others_accuse_nobody_where_rank_0_has_spoken(verdict: Callable[..., str]) -> None:

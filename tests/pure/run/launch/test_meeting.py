@@ -122,6 +122,19 @@ def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
     later.join()
 
 
+def test_who_is_behind_is_known_once_all_have_told_their_place(launch: Launch) -> None:
+    first, second = met(launch.come(0, 1))
+    first.beat((2, 1, 5))
+    assert first.find_behind(SECONDS) == []
+    second.beat((2, 1, 4))
+    assert second.find_behind(SECONDS) == []  # it waits for this answer
+    assert first.find_behind(SECONDS) == launch.host.find_behind() == [1]
+    first.beat((2, 1, 4))
+    assert first.find_behind(SECONDS) == []
+    first.beat((2, 0, 9))  # at an earlier case
+    assert second.find_behind(SECONDS) == [0]
+
+
 def test_a_rank_says_and_is_told_what_nobody_asked_for(launch: Launch) -> None:
     heard: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
     launch.host.on_value = lambda rank, said: heard.put((rank, said))

@@ -82,7 +82,7 @@ def test_one_rank_that_moves_is_progress_of_all(clock: Clock) -> None:
     watch = Watched()
     for _ in range(3):
         clock.now += LIMIT - 1
-        watch.board.beat(2)
+        watch.board.count_calls(2)
         watch.move(0)
     clock.now += LIMIT + 1
     assert verdict(watch).message.startswith("rank 0 on a has not moved for 31 s while measuring")
@@ -92,15 +92,49 @@ def test_who_is_behind_is_named_with_host_and_process(clock: Clock) -> None:
     watch = Watched()
     watch.pids[2] = 70
     for rank in (0, 1):
-        watch.board.beat(rank)
+        watch.board.count_calls(rank)
     watch.move(0)
     clock.now += LIMIT + 1
     assert verdict(watch).message.startswith("rank 2 on b (pid 70) has not moved for 31 s while")
 
 
+def test_nobody_is_behind_for_fewer_signs_of_life(clock: Clock) -> None:
+    """As the root of a gather gives, which looks at more data than others."""
+    watch = Watched()
+    for _ in range(5):
+        watch.board.beat(0)
+    watch.move(0)
+    clock.now += LIMIT + 1
+    assert verdict(watch).message.startswith(HANG)
+
+
+def test_calls_of_an_earlier_case_are_no_lead_in_the_next(clock: Clock) -> None:
+    watch = Watched()
+    watch.board.count_calls(0, 7)
+    for rank in range(3):
+        watch.board.enter(rank, Phase.MEASURING, 0)
+    watch.board.count_calls(1)
+    watch.board.count_calls(2)
+    watch.move(0)
+    clock.now += LIMIT + 1
+    assert verdict(watch).message.startswith("rank 0 on a has not moved for 31 s")
+
+
+def test_a_rank_that_has_not_begun_is_behind_those_that_have(clock: Clock) -> None:
+    watch = Watched()
+    for rank in range(3):
+        watch.board.enter(rank, Phase.CONNECTING)
+        watch.board.count_calls(rank, 9)
+    for rank in (0, 2):
+        watch.board.enter(rank, Phase.PREPARING, 0)
+    watch.move(0)
+    clock.now += LIMIT + 1
+    assert verdict(watch).message.startswith("rank 1 on a has not moved for 31 s")
+
+
 def test_what_a_launcher_sees_to_be_wrong_comes_before_who_is_behind(clock: Clock) -> None:
     watch = Watched()
-    watch.board.beat(0)
+    watch.board.count_calls(0)
     watch.move(0)
     watch.obstacle = watch.accuse(1, "is stopped")
     clock.now += LIMIT + 1

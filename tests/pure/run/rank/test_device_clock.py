@@ -107,17 +107,38 @@ def call(stream: FakeStream, takes: int, name: str = "call") -> Callable[[], Non
 
 
 def test_samples_queue_behind_a_held_stream(stream: FakeStream) -> None:
-    beats: list[int] = []
-    sampler = DeviceSampler(
-        stream, [(call(stream, 30_000), (0,))], 2, ALONE, lambda: beats.append(1)
-    )
+    counted: list[int] = []
+
+    def count(samples: int = 1) -> None:
+        counted.append(samples)
+
+    sampler = DeviceSampler(stream, [(call(stream, 30_000), (0,))], 2, ALONE, count)
     samples = sampler.take(AHEAD + 4, aligned(stream))
     one = ["align", "mark", "call", "call", "mark"]
     assert stream.log == ["hold", *one * AHEAD, "drain", "hold", *one * 4, "drain"]
     assert samples is not None
     assert samples.durations.tolist() == [[60_000] * (AHEAD + 4)]
     assert not samples.late.any() and not samples.starts.any() and not samples.device.any()
-    assert len(beats) == AHEAD + 4
+    assert sum(counted) == AHEAD + 4
+
+
+def test_a_rank_that_waits_for_its_device_is_as_far_as_any(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many samples it issues before it waits."""
+    counted, waiting, drain = [0], list[int](), stream.drain
+
+    def count(samples: int = 1) -> None:
+        counted[0] += samples
+
+    def drain_and_look() -> None:
+        waiting.append(counted[0])
+        drain()
+
+    monkeypatch.setattr(stream, "drain", drain_and_look)
+    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, count)
+    sampler.take(AHEAD + 4, aligned(stream))
+    assert waiting == [AHEAD + 4] * 2 and counted == [AHEAD + 4]
 
 
 def test_inputs_are_put_back_between_samples_before_ranks_are_aligned(stream: FakeStream) -> None:

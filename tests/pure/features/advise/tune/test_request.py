@@ -203,6 +203,20 @@ def test_a_trial_has_a_name_of_its_own_and_goes(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("key", ["nccl", "rccl", "ncclx", "words"])
+def test_what_tune_sweeps_by_itself_fits_its_file(key: str) -> None:
+    library = next(each for each in load_libraries() if each.key == "nccl")
+    form = load_formats()[key]
+    sweep = command._read_sweep(SearchOptions(), form)
+    field = {
+        Series(name, 2, 1): {(("NCCL_ALGO", "Ring"),): sweep["sizes"]}
+        for name in sweep["collectives"]
+    }
+    version = "RCCL 2.27.3" if key == "rccl" else "NCCL 2.27.3"
+    assert len(drop_unsayable(field, form, library, "nccl", version)[0]) == len(field)
+    assert ("all_to_all" in sweep["collectives"]) == (key == "words")
+
+
 def test_a_tuner_that_needs_all_collectives_says_so_before_anything_is_measured() -> None:
     library = next(each for each in load_libraries() if each.key == "nccl")
     ring = (("NCCL_ALGO", "Ring"),)
