@@ -22,6 +22,7 @@ from collbench.features.training.patterns.transformer import (
     Megatron,
     Part,
     Section,
+    has_partial_gradient,
 )
 from collbench.features.training.step import WORLD, Step
 
@@ -178,13 +179,12 @@ class Stage:
             self._reduce(chunk)
         writer.wait()
         writer.phase = "optimizer"
-        tensors = [
-            tensor for part in self.parts for chunk_part in part for tensor in chunk_part.tensors
-        ]
-        norms = sum(t.numel for t in tensors if "norm" in t.name or "ln_" in t.name)
+        sections = itertools.chain.from_iterable(self.parts)
+        tensors = [tensor for section in sections for tensor in section.tensors]
+        partial = sum(tensor.numel for tensor in tensors if has_partial_gradient(tensor))
         grad, size = blocks.grad, DTYPES[blocks.grad].size
-        if blocks.sp:
-            self._sum("tp", norms * size, grad, "gradients of norms")
+        if blocks.sp and partial:
+            self._sum("tp", partial * size, grad, "gradients of what tp does not divide")
         if blocks.model.tied and layout.pp > 1 and ends:
             nbytes = blocks.vocab * blocks.model.hidden // layout.tp * size
             self._sum("embd", nbytes, grad, "gradient of the embedding, which is the head, too")

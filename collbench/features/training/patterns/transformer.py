@@ -21,7 +21,8 @@ from collbench.features.training.models import Model, Tensor
 from collbench.features.training.step import WORLD, Grid, Groups, Writer
 
 EMBEDDING, HEAD = "embedding", "head"
-WHOLE = ("norm", "ln_", "wpe", "wq_a", "wkv_a", "gate", "c_proj.bias")  # not divided over tp
+POSITIONS = "wpe"  # learned positions, which are added to whole sequences
+WHOLE = ("norm", "ln_", POSITIONS, "wq_a", "wkv_a", "gate", "c_proj.bias")  # not divided over tp
 
 
 class Megatron(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -327,7 +328,7 @@ class Blocks:
 
     def numel(self, tensor: Tensor) -> int:
         """Elements of a tensor that a rank of tp has."""
-        if any(name in tensor.name for name in WHOLE):
+        if is_whole(tensor):
             return tensor.numel
         rows = self.vocab if tensor.shape[0] == self.model.vocab else tensor.shape[0]
         return rows * math.prod(tensor.shape[1:]) // self.layout.tp
@@ -430,6 +431,17 @@ class Blocks:
 def is_attention(tensor: Tensor) -> bool:
     """Whether a tensor is of attention."""
     return "att" in tensor.name
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether each rank of tp has all of a tensor."""
+    return any(name in tensor.name for name in WHOLE)
+
+
+def has_partial_gradient(tensor: Tensor) -> bool:
+    """Whether a rank of tp has its own tokens' part of a tensor's gradient where the sequence is
+    divided: true of all that tp does not divide, but for learned positions."""
+    return is_whole(tensor) and POSITIONS not in tensor.name
 
 
 def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:

@@ -272,6 +272,18 @@ def test_gradients_of_norms_are_summed_where_sequences_are_divided() -> None:
     assert found(whole, "tp", phase="optimizer") == []
 
 
+def test_gradients_of_all_that_tp_does_not_divide_are_summed() -> None:
+    step = built("gpt2-124m", Layout(tp=4), layers=1)
+    (summed,) = found(step, "tp", phase="optimizer")
+    norms, biases = 3 * 2 * 768, 2 * 768  # biases of the two matrices that are divided by rows
+    assert (summed.kind, summed.nbytes) == ("all_reduce", (norms + biases) * 4)
+
+
+def test_a_model_without_such_tensors_sums_nothing() -> None:
+    step = built("gpt3-175b", Layout(tp=4, sequence=64), layers=1)
+    assert found(step, "tp", phase="optimizer") == []
+
+
 # Context parallelism
 
 LONG = Layout(tp=8, cp=16, sequence=131_072)
