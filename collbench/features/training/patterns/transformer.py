@@ -198,13 +198,23 @@ class Blocks:
 
     def _section(self, block: Block, section: Section, forward: bool) -> None:
         if section.name == EMBEDDING:
-            (self.row_forward if forward else self.row_backward)(block, 0)
+            self._embed(block, section, forward)
         elif section.name == HEAD:
             flops = 2.0 * self.vocab * self.model.hidden * self.tokens / self.layout.tp
             (self._loss if forward else self.column_backward)(block, flops)
         else:
             for half in (self._half, self.ffn)[:: 1 if forward else -1]:
                 half(block, section, forward)
+
+    def _embed(self, block: Block, section: Section, forward: bool) -> None:
+        """A lookup in the ranks' parts of the vocabulary, the results of which are summed. Learned
+        positions are added to the sum of the whole sequence, which is divided after that."""
+        if not forward:
+            self.row_backward(block, 0)
+        elif self.sp and any(POSITIONS in tensor.name for tensor in section.tensors):
+            self._over_tp(block, "all_reduce")
+        else:
+            self.row_forward(block, 0)
 
     def _loss(self, block: Block, flops: float) -> None:
         """The head and a loss over a vocabulary that is divided: the largest logit, the target's,
