@@ -161,13 +161,24 @@ def test_overlap_measures_and_shows_again(cli, tmp_path) -> None:
         *("--max-time", "0.05s", "--format", "csv"),
         *("--output", str(path)),
     )
-    assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    is_decided = any(row["verdict"] != "no verdict" for row in rows)
+    code = 0 if is_decided else 3
+    assert done.returncode == code, done.stderr
     assert [row["background"] for row in rows] == ["sleep", "all_to_all"]
     assert {row["rounds"] for row in rows} == {"7"}
     assert all(float(row["slower_lo"]) > 0 for row in rows)
     again = cli("overlap", str(path), "--format", "csv")
-    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert (again.returncode, again.stdout) == (code, done.stdout)
+
+
+@pytest.mark.slow
+def test_a_single_round_decides_nothing_and_exits_3(cli) -> None:
+    words = ("--with", "sleep", "--sizes", "64K", "-g", "2", "-n", "1", "--max-time", "0.05s")
+    done = cli("overlap", "all_reduce", *words, "--format", "csv", "--no-save")
+    (row,) = csv.DictReader(io.StringIO(done.stdout))
+    assert (row["rounds"], row["verdict"]) == ("1", "no verdict")
+    assert done.returncode == 3, done.stderr
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def overlap(options: OverlapOptions) -> None:
     matrices (gemm), copies of memory (copy), a core that is kept busy (spin), another collective
     (all_to_all:4M), in groups of its own if any (all_to_all@mod:2, or one alone: @div:2#1), or, as
     a control, what takes neither a core nor memory (sleep). A recorded run is shown again.
+    Exit code 3 if no row has a verdict, as after fewer than 6 rounds.
     """
     from collbench.cli import outputs
     from collbench.cli.options import (
@@ -106,12 +107,19 @@ def overlap(options: OverlapOptions) -> None:
 
 
 def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
+    """Run what is asked for and show it, or only what would run; the exit code."""
     from collbench.cli.measure import and_tell, carry_out
     from collbench.show import live
 
+    shown: list[Exit] = []
+
+    def show(file: RunFile) -> None:
+        if file.records:
+            shown.append(_show_run(file, output_format))
+
     if dry_run:
         return carry_out(order, live.Status, True)
-    return and_tell(order, lambda file: file.records and _show_run(file, output_format))
+    return and_tell(order, show) or max(shown, default=Exit.OK)
 
 
 def make_suite(name: str, options: OverlapOptions, rule: str = "") -> Suite:
@@ -163,8 +171,8 @@ def _find_subject(what: str) -> str | Path:
 
 
 def _show_run(file: RunFile, output_format: str) -> Exit:
-    """Print what a run tells. Raises UsageError where it has nothing in the background, NoVerdict
-    for a run on fake GPUs."""
+    """Print what a run tells; NO_VERDICT where no row has a verdict. Raises UsageError where it has
+    nothing in the background, NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
     from collbench.features.overlap import judgement as judging
     from collbench.features.overlap import view as views
@@ -178,4 +186,5 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
             "collbench overlap all_reduce measures some",
         )
     outputs.deliver_document(views.make_document(file, overlaps), output_format)
-    return Exit.OK if overlaps else Exit.NO_VERDICT
+    is_decided = any(overlap.verdict != judging.NO_VERDICT for overlap in overlaps)
+    return Exit.OK if is_decided else Exit.NO_VERDICT

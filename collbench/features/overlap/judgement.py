@@ -17,6 +17,7 @@ from collbench.suite.case import Case
 
 HIDDEN = 1.8  # of 2, which is all that can get done of two things: nine tenths of it
 ALPHA = 0.05  # over all rows of a run together
+NO_VERDICT = "no verdict"  # of an interval that is on both sides of 1
 
 
 class Overlapped(NamedTuple):
@@ -33,13 +34,13 @@ class Overlapped(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the two share, hide or hinder each other, by the interval of ``both``; "no
-        verdict" where that tells none of it."""
+        """Whether the two share, hide or hinder each other, by the interval of ``both``;
+        NO_VERDICT where that tells none of it."""
         if self.both.lo >= HIDDEN:
             return "hides"
         if self.both.lo > 1:
             return "shares"
-        return "hinders" if self.both.hi < 1 else "no verdict"
+        return "hinders" if self.both.hi < 1 else NO_VERDICT
 
 
 def judge_overlaps(file: RunFile) -> list[Overlapped]:

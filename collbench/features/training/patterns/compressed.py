@@ -116,17 +116,18 @@ def factor_tensor(tensor: Tensor, rank: int) -> Factors:
 def _make_ddp(
     model: Model, layout: Layout, cap: float, send: Send, **holds: int
 ) -> tuple[Step, list[list[Tensor]]]:
-    """A step of DDP whose hook sends each bucket as ``send`` does."""
+    """A step of DDP whose hook sends each bucket as ``send`` does; micro-batches but the last are
+    under ``no_sync``."""
     data.refuse_other_parallelism("ddp", layout)
-    tokens = layout.tokens(model) * layout.micro_batches
     buckets = data.ddp_buckets(model, data.Ddp(bucket_cap_mb=cap or None))
     writer = Writer("forward")
-    writer.compute(sum(tensor.flops for tensor in model.tensors) * tokens)
-    writer.phase = "backward"
+    data.broadcast_buffers(writer, model)
+    data.write_passes(writer, model, layout)
     sent = []
-    for number, bucket in enumerate(buckets):
+    work = data.flops_before(model, buckets)
+    for number, (bucket, flops) in enumerate(zip(buckets, work, strict=True)):
         source = f"{bucket[0].name}..., bucket {number}"
-        writer.compute(2 * tokens * sum(tensor.flops for tensor in bucket), source=source)
+        writer.compute(2 * layout.tokens(model) * flops, source=source)
         sent.append(send(writer, bucket, source))
     for sent_bucket in sent:
         writer.wait(sent_bucket.last)
@@ -135,8 +136,8 @@ def _make_ddp(
     writer.phase = "optimizer"
     writer.compute(touched=5 * 4 * model.parameters)
     memory = {"parameters": model.nbytes, "gradients": model.nbytes, "buckets": model.nbytes}
-    memory |= {"optimizer": 8 * model.parameters, **holds}
-    program = writer.program(range(layout.world), **memory)
+    memory |= {"optimizer": 8 * model.parameters, "buffers": data.count_buffer_bytes(model)}
+    program = writer.program(range(layout.world), **memory, **holds)
     name = f"{model.name} on {layout.world} ranks"
     return Step(name, layout.world, (program,), {"dp": layout.grid.groups("dp")}), buckets
 
@@ -327,6 +328,14 @@ def dalle(model: Model, layout: Layout, options: DallE) -> Step:
             " all numbers are finite",
             "Adam's mean in 1-6-9 and variance in 0-6-10 are kept, and moved by no operation",
             *(
+                (
+                    "each micro-batch gathers parameters and scatters gradients; their sum is"
+                    " compressed once",
+                )
+                if layout.micro_batches > 1
+                else ()
+            ),
+            *(
                 (SUMS, INLINE, _describe_number_format(options.wire))
                 if options.wire in FORMATS
                 else ()
@@ -341,7 +350,9 @@ class _DallE:
     def __init__(self, model: Model, layout: Layout, options: DallE) -> None:
         self.options = options
         self.machines = layout.dp // options.shards
-        self.tokens = layout.tokens(model) * layout.micro_batches
+        self.tokens, self.micro_batches = layout.tokens(model), layout.micro_batches
+        outside = [tensor for tensor in model.tensors if tensor.layer == OUTSIDE]
+        self.head = data.count_flops(outside) * self.tokens
         self.writer = Writer("forward")
         self.blocks = list_resblocks(model, options.shards, options.rank)
         self.sensitive = -(-count_sensitive(model) // options.shards)  # of one GPU
@@ -350,12 +361,11 @@ class _DallE:
     def program(self) -> Program:
         writer, nbytes = self.writer, 4 * self.sensitive * self.options.shards
         self.inside("all_gather", "sensitive", nbytes, "float")
-        self.gather(self.blocks[0])
-        for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
-            self.gather(following)
-            self.work(self.last["all_gather", block.name], block.flops * self.tokens)
-        writer.phase = "backward"
-        self.backward(self.blocks[::-1])
+        for micro in range(self.micro_batches):
+            writer.phase = "forward"
+            self.forward()
+            writer.phase = "backward"
+            self.backward(self.blocks[::-1], micro == self.micro_batches - 1)
         scattered = self.inside("reduce_scatter", "sensitive", nbytes, "float")
         self.sum("sensitive", self.sensitive, "float", scattered)
         self.inside("all_reduce", "norm", 4, "float")
@@ -375,10 +385,23 @@ class _DallE:
             factors=code * sum(block.p + block.q for block in self.blocks),
         )
 
-    def backward(self, blocks: Sequence[Block]) -> None:
-        """Gradients of one block while the factors of the two before it are on their way."""
+    def forward(self) -> None:
+        """A forward pass: a block is gathered while the one before it computes. A head is
+        sensitive, and so is gathered once a step."""
+        self.gather(self.blocks[0])
+        for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
+            self.gather(following)
+            self.work(self.last["all_gather", block.name], block.flops * self.tokens)
+        if self.head:
+            self.work(self.last["all_gather", "sensitive"], self.head)
+
+    def backward(self, blocks: Sequence[Block], is_last: bool) -> None:
+        """A backward pass; in the last one, gradients of one block while the factors of the two
+        before it are on their way."""
         self.gather(blocks[0])
-        stages = (self.gradient, self.first, self.second)
+        if self.head:
+            self.work(self.last["all_gather", "sensitive"], 2 * self.head)
+        stages = (self.gradient, self.first, self.second) if is_last else (self.gradient,)
         for turn in range(len(blocks) + 2):
             for late, stage in enumerate(stages):
                 if 0 <= turn - late < len(blocks):

@@ -90,10 +90,31 @@ def flops_before(model: Model, buckets: Sequence[Sequence[Tensor]]) -> list[floa
     return [work[0] + (head.flops if head else 0), *work[1:]]
 
 
+def place_head(model: Model) -> Model:
+    """The model with the flops of a tied head at its last tensor, which backward comes to first."""
+    if not model.tied:
+        return model
+    first, *between, last = model.tensors
+    moved = msgspec.structs.replace(last, flops=last.flops + first.flops)
+    tensors = (msgspec.structs.replace(first, flops=0), *between, moved)
+    return msgspec.structs.replace(model, tensors=tensors)
+
+
 def write_operation(writer: Writer, kind: str, count: int, dtype: str, **fields: object) -> int:
     """An operation on so many elements, of dp unless it says; its id."""
     nbytes = count * DTYPES[dtype].size
     return writer.add(kind, **{"group": "dp", "nbytes": nbytes, "dtype": dtype, **fields})
+
+
+def broadcast_buffers(writer: Writer, model: Model) -> None:
+    """Rank 0's buffers to all, as before a forward pass."""
+    for count, dtype in model.buffers:
+        write_operation(writer, "broadcast", count, dtype, root=0, wait="call", source="buffers")
+
+
+def count_buffer_bytes(model: Model) -> int:
+    """Bytes of a model's buffers."""
+    return sum(count * DTYPES[dtype].size for count, dtype in model.buffers)
 
 
 def name_bucket(what: str, number: int, tensors: Sequence[Tensor]) -> str:
@@ -204,8 +225,7 @@ class _Ddp:
             self.from_0(len(self.model.tensors) + 1, "int32", "order of parameters")
             self.from_0(len(ddp_buckets(self.model, self.options)), "int32", "sizes of buckets")
         if first and self.options.broadcast_buffers:
-            for count, dtype in self.model.buffers:
-                self.from_0(count, dtype, "buffers")
+            broadcast_buffers(self.w, self.model)
         self.w.compute(count_flops(self.model.tensors) * self.tokens, source="forward")
 
     def backward(self, reduced: int) -> None:
@@ -280,11 +300,11 @@ def ddp(model: Model, layout: Layout, options: Ddp) -> Step:
         gradients=model.nbytes,
         buckets=0 if options.gradient_as_bucket_view else model.nbytes,
         optimizer=2 * model.nbytes,
-        buffers=sum(count * DTYPES[dtype].size for count, dtype in model.buffers),
+        buffers=count_buffer_bytes(model),
     )
 
 
-def _write_passes(w: Writer, model: Model, layout: Layout) -> None:
+def write_passes(w: Writer, model: Model, layout: Layout) -> None:
     """Forward and backward of all micro-batches but the last backward pass."""
     work = count_flops(model.tensors) * layout.tokens(model)
     for micro in range(layout.micro_batches):
@@ -300,7 +320,7 @@ def averaging(model: Model, layout: Layout, options: Nothing) -> Step:
     parameter's gradient is reduced by itself, waited for, and divided."""
     refuse_other_parallelism("averaging", layout)
     w = Writer()
-    _write_passes(w, model, layout)
+    write_passes(w, model, layout)
     w.compute(2 * count_flops(model.tensors) * layout.tokens(model), source="backward")
     for tensor in model.tensors:
         name = tensor.name
@@ -331,7 +351,7 @@ def horovod(model: Model, layout: Layout, options: Horovod) -> Step:
         for t in model.tensors:
             write_operation(w, "broadcast", t.numel, model.dtype, root=0, source=t.name)
         w.wait()
-    _write_passes(w, model, layout)
+    write_passes(w, model, layout)
     dtype = "half" if options.compression == "fp16" else model.dtype
     size = DTYPES[dtype].size
     limit = int(options.fusion_mb * MIB)

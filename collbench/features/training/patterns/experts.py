@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ROUTED = ".experts."
+ROUTER_BIAS = "gate.bias"  # a buffer: it has no gradient
 MOST_BYTES = 64 << 20  # of a file with a matrix
 MOST_KEYS = 1 << 30  # of random numbers that are drawn for all tokens
 SCALED = 128  # elements of FP8 with one scale, which is float
@@ -377,10 +378,12 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
 
 
 def keep_own_experts(model: Model, number: int) -> Model:
-    """The model with so many experts in each layer only, as many as a rank has."""
+    """The model with so many experts in each layer only, as many as a rank has, and without the
+    router's bias."""
+    trained = [tensor for tensor in model.tensors if ROUTER_BIAS not in tensor.name]
     kept_tensors = [
         tensor
-        for tensor in model.tensors
+        for tensor in trained
         if ROUTED not in tensor.name or int(tensor.name.split(ROUTED)[1].split(".")[0]) < number
     ]
     return msgspec.structs.replace(model, tensors=tuple(kept_tensors))

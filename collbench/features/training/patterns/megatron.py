@@ -22,6 +22,7 @@ from collbench.features.training.patterns.transformer import (
     Megatron,
     Part,
     Section,
+    has_partial_gradient,
 )
 from collbench.features.training.step import WORLD, Step
 
@@ -78,18 +79,19 @@ def divide_layers(layers: int, parts: int, given: Sequence[int]) -> list[int]:
 
 def make_parts(model: Model, layers: Sequence[int], tied: bool) -> list[Part]:
     """The parts of the pipeline, of so many layers; with ``tied`` the last one has an embedding of
-    its own as head."""
+    its own as head; without it the head of a tied model has no tensors."""
     first = [*itertools.takewhile(lambda tensor: tensor.layer == OUTSIDE, model.tensors)]
     by_layer: dict[int, list[Tensor]] = {number: [] for number in range(OUTSIDE, model.layers)}
     for tensor in model.tensors[len(first) :]:
         by_layer[tensor.layer].append(tensor)
     last = [*by_layer[OUTSIDE], *first[:1]] if tied else by_layer[OUTSIDE]
+    has_head = bool(last or (first and model.tied))
     made_parts: list[Part] = []
     for end, count in zip(itertools.accumulate(layers), layers, strict=True):
         sections = [Section(f"layer {n}", tuple(by_layer[n])) for n in range(end - count, end)]
         if not made_parts and first:
             sections.insert(0, Section(EMBEDDING, tuple(first)))
-        if len(made_parts) == len(layers) - 1 and last:
+        if len(made_parts) == len(layers) - 1 and has_head:
             sections.append(Section(HEAD, tuple(last)))
         made_parts.append(tuple(sections))
     return made_parts
@@ -178,13 +180,12 @@ class Stage:
             self._reduce(chunk)
         writer.wait()
         writer.phase = "optimizer"
-        tensors = [
-            tensor for part in self.parts for chunk_part in part for tensor in chunk_part.tensors
-        ]
-        norms = sum(t.numel for t in tensors if "norm" in t.name or "ln_" in t.name)
+        sections = itertools.chain.from_iterable(self.parts)
+        tensors = [tensor for section in sections for tensor in section.tensors]
+        partial = sum(tensor.numel for tensor in tensors if has_partial_gradient(tensor))
         grad, size = blocks.grad, DTYPES[blocks.grad].size
-        if blocks.sp:
-            self._sum("tp", norms * size, grad, "gradients of norms")
+        if blocks.sp and partial:
+            self._sum("tp", partial * size, grad, "gradients of what tp does not divide")
         if blocks.model.tied and layout.pp > 1 and ends:
             nbytes = blocks.vocab * blocks.model.hidden // layout.tp * size
             self._sum("embd", nbytes, grad, "gradient of the embedding, which is the head, too")

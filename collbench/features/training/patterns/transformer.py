@@ -21,7 +21,8 @@ from collbench.features.training.models import Model, Tensor
 from collbench.features.training.step import WORLD, Grid, Groups, Writer
 
 EMBEDDING, HEAD = "embedding", "head"
-WHOLE = ("norm", "ln_", "wpe", "wq_a", "wkv_a", "gate", "c_proj.bias")  # not divided over tp
+POSITIONS = "wpe"  # learned positions, which are added to whole sequences
+WHOLE = ("norm", "ln_", POSITIONS, "wq_a", "wkv_a", "gate", "c_proj.bias")  # not divided over tp
 
 
 class Megatron(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,13 +198,23 @@ class Blocks:
 
     def _section(self, block: Block, section: Section, forward: bool) -> None:
         if section.name == EMBEDDING:
-            (self.row_forward if forward else self.row_backward)(block, 0)
+            self._embed(block, section, forward)
         elif section.name == HEAD:
             flops = 2.0 * self.vocab * self.model.hidden * self.tokens / self.layout.tp
             (self._loss if forward else self.column_backward)(block, flops)
         else:
             for half in (self._half, self.ffn)[:: 1 if forward else -1]:
                 half(block, section, forward)
+
+    def _embed(self, block: Block, section: Section, forward: bool) -> None:
+        """A lookup in the ranks' parts of the vocabulary, the results of which are summed. Learned
+        positions are added to the sum of the whole sequence, which is divided after that."""
+        if not forward:
+            self.row_backward(block, 0)
+        elif self.sp and any(POSITIONS in tensor.name for tensor in section.tensors):
+            self._over_tp(block, "all_reduce")
+        else:
+            self.row_forward(block, 0)
 
     def _loss(self, block: Block, flops: float) -> None:
         """The head and a loss over a vocabulary that is divided: the largest logit, the target's,
@@ -327,7 +338,7 @@ class Blocks:
 
     def numel(self, tensor: Tensor) -> int:
         """Elements of a tensor that a rank of tp has."""
-        if any(name in tensor.name for name in WHOLE):
+        if is_whole(tensor):
             return tensor.numel
         rows = self.vocab if tensor.shape[0] == self.model.vocab else tensor.shape[0]
         return rows * math.prod(tensor.shape[1:]) // self.layout.tp
@@ -430,6 +441,17 @@ class Blocks:
 def is_attention(tensor: Tensor) -> bool:
     """Whether a tensor is of attention."""
     return "att" in tensor.name
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether each rank of tp has all of a tensor."""
+    return any(name in tensor.name for name in WHOLE)
+
+
+def has_partial_gradient(tensor: Tensor) -> bool:
+    """Whether a rank of tp has its own tokens' part of a tensor's gradient where the sequence is
+    divided: true of all that tp does not divide, but for learned positions."""
+    return is_whole(tensor) and POSITIONS not in tensor.name
 
 
 def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:

@@ -26,6 +26,7 @@ from collbench.features.training.patterns.data_parallel import (
     fuse_buckets,
     make_buckets,
     name_bucket,
+    place_head,
     refuse_other_parallelism,
     same_everywhere,
     write_operation,
@@ -447,6 +448,7 @@ def zero2(model: Model, layout: Layout, options: Zero) -> Step:
 def zero3(model: Model, layout: Layout, options: Zero3) -> Step:
     """A step of ZeRO stage 3: parameters are split, too, and gathered for forward and for
     backward."""
+    model = place_head(model)
     if options.how == "deepspeed":
         return _Fetched(model, layout, options).make_step()
     zero = _Zero(model, layout, 3)

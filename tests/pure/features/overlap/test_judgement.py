@@ -6,6 +6,8 @@ import pytest
 from factories import case, make_file, world
 from msgspec.structs import replace
 
+from collbench.core.errors import Exit
+from collbench.features.overlap import command
 from collbench.features.overlap import view as views
 from collbench.features.overlap.judgement import Overlapped, judge_overlaps
 from collbench.features.predict import fit
@@ -65,6 +67,22 @@ def test_too_few_rounds_bound_nothing_and_decide_nothing() -> None:
     (one,) = judged(*rows(3.0, 3.0, rounds=5))
     assert (one.rounds, one.verdict) == (5, "no verdict")
     assert "[" not in " ".join(views._format_cells(one))
+
+
+@pytest.mark.parametrize(("rounds", "code"), [(5, Exit.NO_VERDICT), (8, Exit.OK)])
+def test_a_run_without_any_verdict_exits_3(rounds: int, code: Exit) -> None:
+    file = make_file(rows(3.0, 3.0, rounds=rounds), [world()])
+    assert command._show_run(file, "csv") == code
+
+
+def test_one_verdict_is_enough() -> None:
+    undecided = rows(2.0, 2.0)
+    decided = [
+        replace(r, case=replace(r.case, background="sleep")) for r in rows(1.0, 1.0) if r.background
+    ]
+    file = make_file([*undecided, *decided], [world()])
+    assert {row.verdict for row in judge_overlaps(file)} == {"no verdict", "hides"}
+    assert command._show_run(file, "csv") == Exit.OK
 
 
 def test_a_round_without_the_collective_alone_is_left_out() -> None:

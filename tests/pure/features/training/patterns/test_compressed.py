@@ -19,7 +19,7 @@ from collbench.core.errors import UsageError
 from collbench.features.training import layout, models, presets, step, walk
 from collbench.features.training.layout import Layout
 from collbench.features.training.models import Model, Tensor
-from collbench.features.training.patterns import compressed
+from collbench.features.training.patterns import compressed, data_parallel
 from collbench.features.training.patterns.compressed import DallE, Encoded, PowerSGD, Quantized
 from collbench.features.training.step import Op, Step
 
@@ -171,6 +171,22 @@ def test_each_sum_of_a_bucket_waits_for_the_one_before() -> None:
         assert (ops[first].after, ops[p].after, ops[q].after) == ((), (first,), (p,))
 
 
+def outlined(made: Step) -> list[tuple[str, str, float, int]]:
+    """What a step computes and moves, without copies in memory."""
+    ops = [op for op in checked(made) if op.flops or op.communicates]
+    return [(op.kind, op.phase, op.flops, op.nbytes) for op in ops]
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "resnet50"])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_plain_step_of_a_hook_is_ddps(name: str, batches: int) -> None:
+    """Micro-batches before the last reduce nothing, a tied head comes first in backward, and
+    buffers are broadcast."""
+    model, on = models.find_model(name), Layout(dp=RANKS, micro_batches=batches)
+    hooked = compressed.powersgd(model, on, PowerSGD(plain=True))
+    assert outlined(hooked) == outlined(data_parallel.ddp(model, on, data_parallel.Ddp()))
+
+
 def test_backward_takes_twice_what_forward_does() -> None:
     model = models.find_model("toy")
     ops = checked(compressed.encoded(model, Layout(dp=2, micro_batch=3), Encoded()))
@@ -214,7 +230,7 @@ def test_sizes_of_any_shapes(
         compressed.powersgd(of(shapes), Layout(dp=n), PowerSGD(bucket_cap_mb=cap, plain=True))
     )
     assert len(ops) == 3 * len(plain)
-    assert all(size >= cap * 2**20 for size in [op.nbytes for op in plain][:-1])
+    assert all(size >= int(cap * 2**20) for size in [op.nbytes for op in plain][:-1])
 
 
 @pytest.mark.parametrize("n", range(1, 65))
@@ -307,6 +323,24 @@ def test_a_model_that_names_its_gains_and_embeddings() -> None:
     )
     numel = sum(block.numel for block in compressed.list_resblocks(GPT2, 8, 64))
     assert numel + compressed.count_sensitive(GPT2) == GPT2.parameters
+
+
+def test_each_micro_batch_gathers_and_the_last_one_compresses() -> None:
+    made = compressed.dalle(LARGE.cut(2), Layout(dp=16, micro_batches=3), DallE())
+    kinds = [op.kind for op in moved(made) if op.dtype == "half"]
+    assert (kinds.count("all_gather"), kinds.count("reduce_scatter")) == (3 * 8, 3 * 4)
+    assert len([op for op in moved(made) if op.dtype == "uint8"]) == 2 * 2 * 4
+    once = compressed.dalle(LARGE.cut(2), Layout(dp=16), DallE())
+    flops = [
+        sum(op.flops for op in checked(each) if op.phase == "forward") for each in (made, once)
+    ]
+    assert flops[0] == pytest.approx(3 * flops[1])
+
+
+def test_a_head_is_computed_too() -> None:
+    ops = checked(compressed.dalle(GPT2, Layout(dp=8), DallE(rank=64)))
+    forward = sum(op.flops for op in ops if op.phase == "forward")
+    assert forward == pytest.approx(1024 * sum(tensor.flops for tensor in GPT2.tensors))
 
 
 def test_groups_are_machines_and_places_in_them(published: Step) -> None:

@@ -22,6 +22,7 @@ from collbench.features.training.patterns.experts import (
     expect_limited,
     expect_ranks,
     fill_parts,
+    keep_own_experts,
     moe,
 )
 from collbench.features.training.step import Op, Step, refuse_step
@@ -322,6 +323,22 @@ def test_deepseek_v3_on_1024_ranks() -> None:
     assert len(tokens) == 4 * 4 * 4  # layers, micro-batches; there and back, twice
     assert {2 * sum(op.sends) for op in tokens} == {469_762_048}
     assert "layers of the pipeline's parts: " + "4, " * 15 + "1" in step.assumptions
+
+
+def test_gradients_of_routers_and_latents_are_summed_over_tp() -> None:
+    layout = Layout(tp=2, ep=2, dp=2)
+    step = built(layout, find_model("deepseek-v3").cut(4), way="allgather")
+    (summed,) = [op for op in step.programs[0].ops if op.source.startswith("gradients of what")]
+    layer = (1536 + 576) * 7168 + 2 * 7168 + 1536 + 512  # projections to latents, norms
+    assert summed.group == "tp"
+    assert summed.nbytes == 4 * (4 * layer + 256 * 7168 + 7168)  # one router, and the last norm
+
+
+def test_a_routers_bias_has_no_gradient() -> None:
+    model = keep_own_experts(find_model("deepseek-v3").cut(4), 1)
+    names = {tensor.name for tensor in model.tensors}
+    assert "layers.3.ffn.gate.weight" in names
+    assert "layers.3.ffn.gate.bias" not in names
 
 
 def test_deepseek_v3s_expert_parameters_are_whole() -> None:

@@ -265,11 +265,45 @@ def test_the_embedding_is_summed(sp: bool, kind: str) -> None:
     assert (first.kind, first.nbytes, first.source) == (kind, 67_108_864, "embedding")
 
 
+def test_learned_positions_are_added_to_whole_sequences() -> None:
+    step = built("gpt2-124m", Layout(tp=4), layers=1)
+    ops = [op for op in found(step, "tp") if op.source == "embedding"]
+    assert [(op.kind, op.phase, op.nbytes) for op in ops] == [
+        ("all_reduce", "forward", 1024 * 768 * 4),
+        ("all_gather", "backward", 1024 * 768 * 4),
+    ]
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_tied_head_behind_bare_layers_computes_logits_and_loss(pp: int) -> None:
+    step = built("gpt3-175b", Layout(tp=2, pp=pp, sequence=64), layers=2)
+    head = [op for op in step.programs[-1].ops if op.source == "head"]
+    assert kinds([op for op in head if op.communicates]) == {
+        "all_gather": 2,
+        "all_reduce": 3,
+        "reduce_scatter": 1,
+    }
+    logits = 2.0 * 50_432 * 12_288 * 64 / 2
+    assert sum(op.flops for op in head) == pytest.approx(3 * logits)
+
+
 def test_gradients_of_norms_are_summed_where_sequences_are_divided() -> None:
     step = built("llama3-8b", Layout(tp=4), layers=2)
     assert [op.nbytes for op in found(step, "tp", phase="optimizer")] == [5 * 4096 * 4]
     whole = built("llama3-8b", Layout(tp=4, sp=False), layers=2)
     assert found(whole, "tp", phase="optimizer") == []
+
+
+def test_gradients_of_all_that_tp_does_not_divide_are_summed() -> None:
+    step = built("gpt2-124m", Layout(tp=4), layers=1)
+    (summed,) = found(step, "tp", phase="optimizer")
+    norms, biases = 3 * 2 * 768, 2 * 768  # biases of the two matrices that are divided by rows
+    assert (summed.kind, summed.nbytes) == ("all_reduce", (norms + biases) * 4)
+
+
+def test_a_model_without_such_tensors_sums_nothing() -> None:
+    step = built("gpt3-175b", Layout(tp=4, sequence=64), layers=1)
+    assert found(step, "tp", phase="optimizer") == []
 
 
 # Context parallelism

@@ -75,6 +75,16 @@ def test_stage_1_begins_with_the_first_tensor_after_backward() -> None:
     assert [op.nbytes // 2 for op in found[:2]] == [525_336_576, 478_175_232]
 
 
+@pytest.mark.parametrize("options", [Zero3(), PAPER3])
+def test_a_tied_head_ends_forward_and_begins_backward(options: Zero3) -> None:
+    of = find_model("gpt2-124m")
+    step = sound(zero3(of, Layout(dp=8), options))
+    head = 1024 * of.tensors[0].flops
+    forward, backward = (ops(step, "compute", phase) for phase in ("forward", "backward"))
+    assert (forward[0].flops, forward[-1].flops) == (0, head)
+    assert (backward[0].flops, backward[-1].flops) == (2 * head, 0)
+
+
 def test_gpt2_is_one_bucket() -> None:
     step = sound(zero2(find_model("gpt2-124m"), Layout(dp=8), Zero()))
     assert counts(step, "all_reduce", "backward", 4) == [124_439_808]
