@@ -43,6 +43,10 @@ MOST_KEYS = 1 << 30  # of random numbers that are drawn for all tokens
 SCALED = 128  # elements of FP8 with one scale, which is float
 HEADER = 16  # bytes of a token in DeepEP's low latency mode
 DEEPEP = "DeepEP dd758ca"
+LATENTS = (
+    "multi-head latent attention: its inputs are gathered over tp as wide as the model; Megatron"
+    " gathers latents, which are narrower"
+)
 
 Routing = Annotated[str, Meta(pattern=r"^(even|uniform|zipf:\d+(\.\d+)?|matrix:.+)$")]
 
@@ -374,6 +378,8 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
         *list_assumptions(options.way, routing, nodes),
         "the router's bias and losses are left out",
     )
+    if layout.tp > 1 and any("wkv_a" in tensor.name for tensor in model.tensors):
+        assumptions += (LATENTS,)
     return assemble_step("moe", blocks, layers, assumptions)
 
 

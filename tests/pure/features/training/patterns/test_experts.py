@@ -15,6 +15,7 @@ from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
 from collbench.features.training.models import Experts, Model, Tensor, find_model
 from collbench.features.training.patterns.experts import (
+    LATENTS,
     Exchange,
     Moe,
     deepep,
@@ -323,6 +324,7 @@ def test_deepseek_v3_on_1024_ranks() -> None:
     assert len(tokens) == 4 * 4 * 4  # layers, micro-batches; there and back, twice
     assert {2 * sum(op.sends) for op in tokens} == {469_762_048}
     assert "layers of the pipeline's parts: " + "4, " * 15 + "1" in step.assumptions
+    assert LATENTS not in step.assumptions
 
 
 def test_gradients_of_routers_and_latents_are_summed_over_tp() -> None:
@@ -332,6 +334,7 @@ def test_gradients_of_routers_and_latents_are_summed_over_tp() -> None:
     layer = (1536 + 576) * 7168 + 2 * 7168 + 1536 + 512  # projections to latents, norms
     assert summed.group == "tp"
     assert summed.nbytes == 4 * (4 * layer + 256 * 7168 + 7168)  # one router, and the last norm
+    assert LATENTS in step.assumptions
 
 
 def test_a_routers_bias_has_no_gradient() -> None:
