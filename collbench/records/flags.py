@@ -90,7 +90,8 @@ def if_wide(flag: str, time: FlaggedTime) -> bool:
 
 
 def if_very_late(flag: str, time: FlaggedTime) -> bool:
-    """Whether the flag is a reason to doubt: where one rank came last more often than SEVERE."""
+    """Whether the flag is a reason to doubt: where the late rank came later than SEVERE of the
+    time."""
     return time.late_share > SEVERE
 
 

@@ -43,31 +43,32 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def judge_limits(file: RunFile) -> list[Held]:
-    """Every row of a run that has a limit, against each of its limits; a wanted size that has no
-    row, and the averages. Rows without a busbw by their nature, such as a barrier's, have none."""
+def judge_limits(*files: RunFile, min_launches: int = 1) -> list[Held]:
+    """Every row that has a limit, over the launches of all ``files``, which are runs of one suite,
+    against each of its limits; a wanted size that has no row, and the averages. Rows without a
+    busbw by their nature, such as a barrier's, have none. ``min_launches`` as in hold_row."""
     limited = [
         (threshold.match, limit)
-        for threshold in file.run.suite.thresholds
+        for threshold in files[0].run.suite.thresholds
         for limit in threshold.min_busbw
     ]
-    rows = group_rows(make_rows([file]), lambda row: row.case) if limited else {}
+    rows = group_rows(make_rows(files), lambda row: row.case) if limited else {}
     return [
         result
         for match, limit in limited
         for result in _hold_rows(
-            limit, {c: rows[c] for c in rows if c.row.moves_data and c in match}
+            limit, {c: rows[c] for c in rows if c.row.moves_data and c in match}, min_launches
         )
     ]
 
 
-def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
+def _hold_rows(limit: Limit, cases: Launches, min_launches: int) -> list[Held]:
     """The answer of a limit for each row that it is about."""
     tables: dict[tuple[Any, ...], dict[Case, Sequence[Row]]] = defaultdict(dict)
     for case, launches in cases.items():
         tables[_table_key(case)][case] = launches
     if limit.average:
-        averages = [_hold_average(limit, members) for members in tables.values()]
+        averages = [_hold_average(limit, members, min_launches) for members in tables.values()]
         return averages or [_hold_absent(limit, "average")]
     results: list[Held] = []
     for members in tables.values():
@@ -77,7 +78,9 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
             for case in members
             if case.nbytes == nbytes and not _is_form_skipped(case, members)
         ]
-        results += [hold_row(limit, case, members[case]) for case in matching]
+        results += [
+            hold_row(limit, case, members[case], min_launches=min_launches) for case in matching
+        ]
         if not matching:
             first = next(iter(members))
             results.append(
@@ -116,10 +119,14 @@ def _hold_absent(limit: Limit, row: str) -> Held:
 
 
 def hold_row(
-    limit: Limit, case: Case, launches: Sequence[Row], despite: Collection[str] = ()
+    limit: Limit,
+    case: Case,
+    launches: Sequence[Row],
+    despite: Collection[str] = (),
+    min_launches: int = 1,
 ) -> Held:
-    """The answer of a limit for one row, over its launches; ``despite`` are flags that do not
-    forbid one."""
+    """The answer of a limit for one row, over its launches. ``despite`` are flags that do not
+    forbid one; a row that rests on fewer than ``min_launches`` launches has none."""
     about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
     fit = select_deciding(launches)
     left_out = [cycle for row in launches for cycle in row.left_out]
@@ -137,15 +144,20 @@ def hold_row(
     hi = work / time.lo if time.lo > 0 else math.inf
     flags = sorted({flag for row in fit for flag in row.ungated} - {*despite})
     flags += ["predicted"] * any(row.predicted for row in fit)
-    why = f"the row cannot be relied on ({', '.join(flags)})" if flags else ""
+    doubt = f"the row cannot be relied on ({', '.join(flags)})" if flags else ""
+    count = len({row.launch for row in fit})
+    too_few = f"{format_count(count, 'launch')}, and {min_launches} are needed"
+    why = doubt or (too_few if count < min_launches else "")
     return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why))
 
 
-def _hold_average(limit: Limit, cases: Launches) -> Held:
+def _hold_average(limit: Limit, cases: Launches, min_launches: int) -> Held:
     """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
     is wide enough even if all err the same way."""
     ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
-    results = [hold_row(limit, case, launches) for case, launches in ran.items()]
+    results = [
+        hold_row(limit, case, launches, min_launches=min_launches) for case, launches in ran.items()
+    ]
     first = next(iter(cases))
     name = f"average of {first.collective} on {format_count(first.n, 'rank')}, {first.label}"
     about: dict[str, Any] = {"row": plain_line(name), "wanted": limit.busbw, "average": True}

@@ -41,6 +41,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     launches: int
     first: Derived
     record: int
+    late_share: float = 0.0  # how late the late rank came at most, of the time; 0 without one
     predicted: bool = False
     over: str = ""
 
@@ -54,19 +55,20 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """The larger half of the interval, as a share of the median."""
         return half_width(self.median, self.lo, self.hi)
 
-    @property
-    def late_share(self) -> float:
-        """How late the late rank came, as a share of the time; 0 where no rank is late."""
-        return self.first.late_share
-
 
 def over_launches(rows: Sequence[rows_.Row]) -> Point:
     """A case of one run by its launches, of which at least one is fit. The flags are those of any,
-    the unfit too."""
+    the unfit too, and ``late_share`` is the largest of any."""
     time = rows_.case_time(rows)
     home = rows_.select_fit(rows)[0]
     first = home.first.derived
     assert first is not None  # what is fit has a time
+    timed_cycles = [
+        cycle.derived
+        for row in rows
+        for cycle in row.cycles
+        if cycle.derived and cycle.record.status in rows_.MEASURED
+    ]
     moved = first.algbw * first.times.median
     algbw = moved / time.median
     return Point(
@@ -85,6 +87,7 @@ def over_launches(rows: Sequence[rows_.Row]) -> Point:
         launches=time.launches,
         flags=tuple(dict.fromkeys(flag for row in rows for flag in row.flags)),
         first=first,
+        late_share=max(timed.late_share for timed in timed_cycles),
         predicted=home.predicted,
         over=told_over(home.record),
     )

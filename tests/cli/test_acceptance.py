@@ -21,7 +21,7 @@ from collbench.core.errors import Exit
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Limit
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Part, Threshold
+from collbench.suite.sweep import Part, Suite, Threshold
 
 ROWS = [case(size, name) for name in ("all_reduce", "all_gather") for size in (1 << 16, 1 << 24)]
 CURVE = """
@@ -186,6 +186,39 @@ def test_limits_of_the_suite_count(said: Said, tmp_path: Path, busbw: float, cod
     run = run_of(tmp_path, suite=replace(SUITE, thresholds=(threshold,)))
     ended, out, _ = said("accept", "--run", run)
     assert ended == code and "limits of suite pr" in out
+
+
+def limited(busbw: float) -> Suite:
+    """A suite that wants this busbw of the largest all_reduce."""
+    match = Part(collectives=("all_reduce",))
+    return replace(SUITE, thresholds=(Threshold(match=match, min_busbw=(Limit(busbw=busbw),)),))
+
+
+def test_limits_of_the_suite_are_decided_by_three_launches_in_one_run_or_several(
+    said: Said, tmp_path: Path
+) -> None:
+    given = {"launches": 1, "suite": limited(1.0)}
+    runs = [run_of(tmp_path, name=f"launch-{n}", seed=n, **given) for n in range(3)]
+    both = run_of(tmp_path, name="both", launches=2, suite=limited(1.0))
+    for paths, code, verdict in (
+        (runs, Exit.OK, "passed"),
+        (runs[:2], Exit.NO_VERDICT, "not decided"),
+        ([both], Exit.NO_VERDICT, "not decided"),
+    ):
+        words = [word for path in paths for word in ("--run", path)]
+        ended, out, _ = said("accept", *words, "--format", "json")
+        assert (ended, [row["verdict"] for row in values(out)["rows"]]) == (code, [verdict])
+        assert (code == Exit.OK) or "2 launches, and 3 are needed" in values(out)["summary"]
+
+
+def test_runs_of_suites_with_other_limits_are_held_to_their_own(said: Said, tmp_path: Path) -> None:
+    runs = [run_of(tmp_path, name=f"run-{n}", seed=n, suite=limited(n)) for n in (1, 5)]
+    code, out, _ = said("accept", "--run", runs[0], "--run", runs[1], "--format", "json")
+    assert code == Exit.BAD
+    assert [(row["limit"], row["verdict"]) for row in values(out)["rows"]] == [
+        (1.0, "passed"),
+        (5.0, "failed"),
+    ]
 
 
 def skipped(record: Record) -> Record:

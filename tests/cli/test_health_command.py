@@ -116,6 +116,31 @@ def test_a_night_against_a_table_of_ones_own(
     assert ended == code and words in out + err
 
 
+def test_a_critical_curve_without_a_row_is_no_pass_beside_a_hint(said: Said, home: Path) -> None:
+    kept(home)
+    table = home / "expected.toml"
+    table.write_text(
+        "".join(
+            f"""[[curve]]
+            machine = "^node"
+            gpus = 1
+            nodes = 4
+            collective = "{collective}"
+            points = {{ "1M" = 1000 }}
+            severity = "{severity}"
+            source = "acceptance test"
+            day = 2026-01-01
+            """
+            for collective, severity in (("all_reduce", "hint"), ("broadcast", "critical"))
+        )
+    )
+    code, out, _ = said("--no-history", "--format", "json", "--expect", str(table))
+    verdict = json.loads(out)
+    (note,) = (check["note"] for check in verdict["checks"] if check["check"] == "expected")
+    assert code == Exit.NO_VERDICT and "no row says anything of broadcast" in verdict["summary"]
+    assert note.startswith("1 rows set against") and "no row says anything of broadcast" in note
+
+
 def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
     kept(
         home,

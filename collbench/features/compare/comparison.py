@@ -468,8 +468,9 @@ def _make_outcome(
 
 def _is_due(terms: _Terms, pair: Pair, row: Judged) -> bool:
     """Whether a row lacks a verdict that was due: not where base's own measurement was of no
-    use, but for a fake GPU's."""
-    if pair.fake:
+    use, but for a fake GPU's. By strict rules every row's is due, but for one new on head."""
+    undecided = not row.decided and row.verdict != "NEW"
+    if pair.fake or (terms.rules.strict and undecided):
         return True
     if row.verdict == "INVALID":
         sound = (
@@ -478,8 +479,7 @@ def _is_due(terms: _Terms, pair: Pair, row: Judged) -> bool:
             and not (pair.base.reason_of("wrong") or pair.base.reason_of("failed"))
         )
         return bool(sound) and not (pair.base and pair.base.broken)
-    undecided = terms.rules.strict and not row.decided and row.verdict != "NEW"
-    return row.verdict == "INCOMPARABLE" or undecided
+    return row.verdict == "INCOMPARABLE"
 
 
 def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:

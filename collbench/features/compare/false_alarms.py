@@ -43,15 +43,16 @@ def find_alarms(comparison: Comparison) -> Alarms | None:
     days: list[str] = []
     total, older, undecided = Counter[str](), 0, 0
     for base in (path for path in reversed(store.list_saved()) if path.stem.endswith("-base")):
-        with suppress(CollbenchError):  # what cannot be read or compared is passed over
+        with suppress(CollbenchError, OSError):  # what cannot be read or compared is passed over
             run = run_file.read_run(base)
             is_aa = run.pairing and run.pairing.aa and not run.policy.inject
             if not is_aa or make_fingerprint(run.environment, backends) not in machines:
                 continue
+            head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
+            run_file.read_run(head)  # a side without the other is no experiment
             if len(days) == MOST or total.total() + undecided >= ROWS:
                 older += 1
                 continue
-            head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
             sides = run_file.read_file(base), run_file.read_file(head)
             if any(map(is_fake, sides)):
                 continue

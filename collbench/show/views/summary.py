@@ -214,9 +214,12 @@ def describe_crowded(view: View) -> list[str]:
 
 
 def describe_late(view: View) -> list[str]:
-    """A sentence for each rank that came late most often, three at most."""
+    """A sentence for each rank that came late most often, in any launch, three at most."""
     late_counts = Counter(
-        (p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None
+        (point.run, flag.partition(":")[2])
+        for point in view.points
+        for flag in point.flags
+        if flag_kind(flag) == "late"
     )
     return [
         view.prefix_run(run, f"rank {rank} came late in {format_count(times, 'case')}.")

@@ -119,6 +119,16 @@ def test_a_row_that_cannot_be_relied_on_is_no_pass(changes: Mapping[str, Any], w
     assert held.answer == "no answer" and why in limits.describe_held(held)
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_launches_of_several_runs_are_counted_together_and_each_once(average: bool) -> None:
+    one = run(taking(11.0), wanted=Limit(10.0, average=average))
+    other = msgspec.structs.replace(one, run=msgspec.structs.replace(one.run, id="other"))
+    for files, answer in (((one,), "no answer"), ((one, one), "no answer"), ((one, other), "met")):
+        (held,) = limits.judge_limits(*files, min_launches=2)
+        assert held.answer == answer
+        assert (answer == "met") or "1 launch, and 2 are needed" in held.why
+
+
 def test_one_rank_has_no_busbw() -> None:
     case = factories.case(LARGE, n=1)
     (held,) = judged(msgspec.structs.replace(taking(11.0), case=case))

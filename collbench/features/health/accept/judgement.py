@@ -32,10 +32,11 @@ from collbench.features.health.night import LAUNCHES, Night, list_several
 from collbench.records import limits
 from collbench.records.flags import INJECTED
 from collbench.records.limits import Held
-from collbench.records.rows import Row, group_rows, select_fit
+from collbench.records.rows import Row, group_rows
 from collbench.records.types import Choice, RunFile
 from collbench.suite.case import Case, Limit
 from collbench.suite.case_words import describe_case
+from collbench.suite.sweep import Threshold
 
 State = Literal["accepted", "not accepted", "not decided"]
 
@@ -118,11 +119,7 @@ def judge_acceptance(files: Sequence[RunFile], curves: Sequence[Curve]) -> Accep
         for case, rivals in rivals_by_case
         if are_different(rivals[0], rivals[-1])
     ]
-    rows += [
-        LimitedRow(held, f"suite {file.run.suite.name}", "its min_busbw", "critical")
-        for file in files
-        for held in limits.judge_limits(file)
-    ]
+    rows += _hold_suites(files)
     untested = [
         *_list_skipped(cases),
         *_list_unlimited(cases, {row.held.key for row in rows}),
@@ -145,13 +142,24 @@ def _hold_expected(
 ) -> LimitedRow:
     """A row against what a curve expects of it. A planted fault forbids no answer: an alarm is to
     be heard when it is tried."""
-    held = limits.hold_row(Limit(busbw=expected.limit), case, launches, (INJECTED,))
-    count = len(select_fit(launches))
-    if held.answer in ("met", "short", "not shown") and count < LAUNCHES:
-        why = f"{format_count(count, 'launch')}, and {LAUNCHES} are needed"
-        held = msgspec.structs.replace(held, answer="no answer", why=why)
+    limit = Limit(busbw=expected.limit)
+    held = limits.hold_row(limit, case, launches, (INJECTED,), LAUNCHES)
     curve = expected.curve
     return LimitedRow(held, curve.file, describe_origin(curve, today), curve.severity)
+
+
+def _hold_suites(files: Sequence[RunFile]) -> list[LimitedRow]:
+    """The rows against the limits of their suites, over the launches of all runs of a suite: under
+    a launcher each run has one."""
+    runs_by_suite: dict[tuple[str, tuple[Threshold, ...]], list[RunFile]] = {}
+    for file in files:
+        suite = file.run.suite
+        runs_by_suite.setdefault((suite.name, suite.thresholds), []).append(file)
+    return [
+        LimitedRow(held, f"suite {name}", "its min_busbw", "critical")
+        for (name, _), runs in runs_by_suite.items()
+        for held in limits.judge_limits(*runs, min_launches=LAUNCHES)
+    ]
 
 
 def _is_skipped(launches: Sequence[Row]) -> bool:

@@ -8,6 +8,7 @@ something different is a finding, too.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -76,31 +77,40 @@ def check_expectations(
         return Looked(missing=f"no figures are known of {kinds} {machine.device or 'CPU ranks'}")
     chose = list_choices(night)
     findings, checked_keys, used_curves = [], set[str](), set[int]()
+    unknown_keys = set[str]()
     differing: list[tuple[Timing, Expected, Expected]] = []
     for timing in night.fit:
         for rivals in expect_case(relevant, chose, timing.case, machine.shapes):
+            reached = measure_busbw(timing)
+            if math.isnan(reached):
+                unknown_keys.add(timing.case.key)
+                continue
             checked_keys.add(timing.case.key)
             used_curves.update(id(rival.curve) for rival in rivals)
             strictest, laxest = rivals[0], rivals[-1]
             if are_different(strictest, laxest):
                 differing.append((timing, strictest, laxest))
-            reached = measure_busbw(timing)
             if reached < strictest.limit:
                 findings.append(_find_slow(timing, strictest, reached, today))
+    gaps = f"{format_count(len(unknown_keys), 'row')} without a busbw" * bool(unknown_keys)
     if not checked_keys:
-        return Looked(missing="no row is of a collective and size of which figures are known")
+        return Looked(
+            missing=gaps or "no row is of a collective and size of which figures are known"
+        )
     old = sum(curve.expires < today for curve in relevant)
     unseen = [c.name for c in relevant if c.severity != "hint" and id(c) not in used_curves]
     return Looked(
         f"{len(checked_keys):,} rows set against {len(relevant)} curves"
-        + f", {old} of them expired" * bool(old),
+        + f", {old} of them expired" * bool(old)
+        + f"; {gaps}" * bool(gaps),
         [*findings, *_find_different(differing)],
         missing=f"no row says anything of {unseen[0]}" if unseen else "",
     )
 
 
 def measure_busbw(timing: Timing) -> float:
-    """The busbw in GB/s of a row over its launches."""
+    """The busbw in GB/s of a row over its launches; nan where the file that said how data is split
+    cannot be read any more."""
     return timing.moved / timing.median * timing.case.row.busbw(timing.case.n)
 
 

@@ -177,15 +177,18 @@ def _make_result(check: Check, result: Looked) -> Checked:
         return Checked(check.name, "not applicable", result.idle)
     if result.missing and not result.findings:
         return Checked(check.name, "no data", result.missing)
-    return Checked(check.name, "found" if result.findings else "passed", result.note)
+    note = "; ".join(dict.fromkeys(filter(None, [result.note, result.missing])))
+    return Checked(check.name, "found" if result.findings else "passed", note)
 
 
 def _find_lacking(results: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
-    """The data that no check saw though a verdict needs it, and the first reason why."""
+    """The data that no check saw though a verdict needs it, and the first reason why. Hints do not
+    stand in for what a check lacked."""
     met: dict[str, bool] = {}
     why: dict[str, str] = {}
     for check, result in results:
-        blind = bool(result.missing or result.idle) and not result.findings
+        has_grave = any(finding.severity in GRAVE for finding in result.findings)
+        blind = bool(result.missing or result.idle) and not has_grave
         if check.needed:
             met[check.needed] = met.get(check.needed, False) or not blind
             if blind:

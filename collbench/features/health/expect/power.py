@@ -164,7 +164,8 @@ def find_power(
 def select_rows(
     curves: Sequence[Curve], node: Node, severities: Sequence[Severity]
 ) -> dict[Case, NodeRow]:
-    """The node's rows that have a limit of these severities, each with the strictest."""
+    """The node's rows that have a busbw and a limit of these severities, each with the
+    strictest."""
     relevant = [
         curve
         for curve in curves
@@ -173,10 +174,10 @@ def select_rows(
     rows = {}
     for timing in node.night.fit:
         rivals = expect_case(relevant, node.chose, timing.case, node.machine.shapes)
-        if not rivals:
+        work = timing.moved * timing.case.row.busbw(timing.case.n)
+        if not rivals or math.isnan(work):
             continue
         limit = max(expected.limit for severity in rivals for expected in severity)
-        work = timing.moved * timing.case.row.busbw(timing.case.n)
         rows[timing.case] = NodeRow(work / limit, timing.by_cycle, work / timing.median, limit)
     return rows
 

@@ -141,9 +141,14 @@ def pairs(options: PairOptions) -> None:
 
 
 def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
+    from collbench.features.health.pairs import judgement as judging
     from collbench.records import run_file, store
 
-    return _show_pairs(run_file.read_digest(store.find_run(name)), racks, output_format)
+    file = run_file.read_digest(store.find_run(name))
+    if file.end and file.end.exit and judging.make_matrix(file) is None:
+        why = f"{file.run.id} ended with {file.end.exit} before it had measured any pair"
+        print_message(plain_line(": ".join(filter(None, [why, file.end.note]))))
+    return _show_pairs(file, racks, output_format)
 
 
 def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order:

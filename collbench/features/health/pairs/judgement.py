@@ -133,8 +133,10 @@ def _find_low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, f
 
 
 def make_matrix(file: RunFile) -> Matrix | None:
-    """A run's matrix of pairs of ranks; None where it has measured none. Where it has measured them
-    both ways at once and one way at a time, the latter counts."""
+    """A run's matrix of pairs of ranks; None where it has measured none, or none whose hosts are
+    known, as no world opened that has these ranks. Where it has measured them both ways at once and
+    one way at a time, the latter counts."""
+    hosts = {info.rank: info.host for world in file.worlds for info in world.ranks}
     cases_ = group_rows(make_rows([file]), lambda row: row.case)
     one_way = any(_is_about_pair(case) and case.row.one_way for case in cases_)
     by_size: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -143,6 +145,8 @@ def make_matrix(file: RunFile) -> Matrix | None:
         if not _is_about_pair(case) or case.row.one_way != one_way:
             continue
         pair = case.pair if one_way else (min(case.pair), max(case.pair))
+        if not hosts.keys() >= {*pair}:
+            continue
         measured = [row for row in select_deciding(launches) if not row.predicted]
         if measured:
             by_size[case.size][pair].append(case_time(measured).median)
@@ -161,7 +165,6 @@ def make_matrix(file: RunFile) -> Matrix | None:
         if least < most
         else {}
     )
-    hosts = {info.rank: info.host for world in file.worlds for info in world.ranks}
     return Matrix(rates, times, [hosts[rank] for rank in sorted(hosts)], cases, trouble, one_way)
 
 

@@ -109,6 +109,18 @@ def test_the_newest_are_judged_and_older_ones_counted(
     assert found and (found.experiments, found.suspected, found.older) == (2, 0, 1)
 
 
+def test_a_side_without_the_other_is_no_older_experiment(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "MOST", 1)
+    stored(home, "20260101-a")[1].unlink()
+    stored(home, "20260102-b")[1].write_text("no run\n")
+    for name in ("20260103-c", "20260104-d"):
+        stored(home, name)
+    found = alarms.find_alarms(judged())
+    assert found and (found.experiments, found.older) == (1, 1)
+
+
 def test_what_matters_is_what_matters_to_the_comparison(home: Path) -> None:
     stored(home, "20260101-a", SUSPECT)
     found = alarms.find_alarms(judged(Rules(tau=0.5)))

@@ -23,6 +23,7 @@ from collbench.core import groups
 from collbench.core.errors import Exit, UsageError
 from collbench.core.groups import Pair
 from collbench.features.health.checks import hosts as health
+from collbench.features.health.checks.table import judge_night
 from collbench.features.health.findings import Finding
 from collbench.features.health.night import Night
 from collbench.features.health.pairs import command
@@ -418,6 +419,36 @@ def test_fewer_pairs_than_can_tell_are_no_pass(
     assert command._show_recorded(str(path), {}, "table") == code
     state = health.check_pairs(Night([file]))
     assert bool(state.missing) == (code == Exit.NO_VERDICT)
+
+
+def died_early(file: RunFile) -> list[Record]:
+    """The records of a run as they are where a rank dies before the world opens."""
+    fields = {"status": "failed", "note": "rank 3 on h3 ended with 1", "world": -1, "times_ns": []}
+    return [msgspec.structs.replace(record, **fields) for record in file.records]
+
+
+def test_a_run_whose_world_never_opened_has_no_pairs_and_is_unhealthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No host is known then."""
+    end = End(exit=Exit.CANNOT_RUN, ended="", note="rank 3 on h3 ended with 1")
+    whole = measured(SIX)
+    file = msgspec.structs.replace(whole, records=died_early(whole), worlds=[], end=end)
+    assert uniformity.make_matrix(file) is None and uniformity.judge_pairs(file) == []
+    path = factories.write(file, tmp_path)
+    assert command._show_recorded(str(path), {}, "table") == Exit.NO_VERDICT
+    assert "before it had measured any pair: rank 3 on h3 ended with 1" in capsys.readouterr().err
+    assert health.check_pairs(Night([file])).missing
+    verdict = judge_night([file])
+    assert verdict.state == "unhealthy" and verdict.findings[0].check == "completeness"
+
+
+def test_pairs_of_a_larger_world_that_never_opened_are_left_out() -> None:
+    small, large = measured(SIX[:3]), measured(SIX)
+    file = msgspec.structs.replace(small, records=[*small.records, *died_early(large)])
+    matrix = uniformity.make_matrix(file)
+    assert matrix and sorted(matrix.rates) == [(0, 1), (0, 2), (1, 2)]
+    uniformity.judge_pairs(file)
 
 
 def told(file: RunFile, where: Mapping[str, str] = {}) -> matrices.Pairs:

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import hosted, night
+from factories import case, hosted, make_file, night, record, world
 
 import collbench
 from collbench.core.errors import UsageError
 from collbench.features.health.checks import expectations
 from collbench.features.health.checks.curves import Curve, load_curves, load_tables
 from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.expect import nodes, power
 from collbench.features.health.night import Night
 from collbench.records.types import Choice, Record, RunFile
 from collbench.suite.case import Case
@@ -385,3 +386,36 @@ def test_a_share_that_cannot_be_is_told(tmp_path: Path, share: str, reason: str)
     with pytest.raises(UsageError, match=reason) as caught:
         load(tmp_path, EXPECT.replace("gpus", f"share = {share}\ngpus"))
     assert "share" in caught.value.message
+
+
+def without_busbw(tmp_path: Path, *others: Case) -> RunFile:
+    """Three launches of an all_to_allv of 64 MiB, whose split file is gone, and of other rows."""
+    matrix = tmp_path / "gone.txt"
+    rows = [case(64 << 20, "all_to_allv", splits=f"matrix:{matrix}"), *others]
+    records = [record(row, world=place) for place in range(3) for row in rows]
+    worlds = [world(index=place, ranks=hosted(4, 4)) for place in range(3)]
+    return make_file(records, worlds)
+
+
+CRITICAL = EXPECT.replace("all_reduce", "all_to_allv")
+
+
+def test_a_row_without_a_busbw_is_no_pass(tmp_path: Path) -> None:
+    file, curves = without_busbw(tmp_path), load(tmp_path, CRITICAL)
+    seen = looked(file, curves)
+    assert (list(seen.findings), seen.missing) == ([], "1 row without a busbw")
+    (tmp_path / "gone.txt").write_text(f"{16 << 20} {16 << 20} {16 << 20} {16 << 20}\n" * 4)
+    assert not looked(file, curves).missing
+
+
+def test_a_curve_whose_rows_have_no_busbw_is_missing(tmp_path: Path) -> None:
+    file = without_busbw(tmp_path, case(64 << 20))
+    seen = looked(file, load(tmp_path, EXPECT + CRITICAL))
+    assert "1 row without a busbw" in seen.note
+    assert "no row says anything of all_to_allv" in seen.missing
+
+
+def test_no_power_is_told_of_rows_without_a_busbw(tmp_path: Path) -> None:
+    node = nodes.describe_node(Night([without_busbw(tmp_path, case(64 << 20))]))
+    rows = power.select_rows(load(tmp_path, EXPECT + CRITICAL), node, ("critical",))
+    assert [row.collective for row in rows] == ["all_reduce"]
