@@ -33,7 +33,7 @@ from collbench.run.order import Order
 from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.show import imb, live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
-from collbench.suite.case import Limit, Mode
+from collbench.suite.case import Limit, Mode, Setting
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold
@@ -169,7 +169,7 @@ UNDERSCORED = ("name", "dtype", "op")  # kinds of names in which '-' may stand f
 READ: dict[str, Callable[[str, str], Any]] = {
     "size": grammar.parse_size,
     "share": grammar.parse_share,
-    "seconds": grammar.parse_duration,
+    "seconds": grammar.parse_time_limit,
     "limit": grammar.parse_limit,
     "rule": groups.normalise_rule,
     "arrival": arrivals.normalise_arrival,
@@ -362,7 +362,7 @@ def change_suite(
             "leave --max-time out",
         )
     seconds = (
-        grammar.parse_duration(max_time, "--max-time") if max_time else suite.policy.max_seconds
+        grammar.parse_time_limit(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
     replace = msgspec.structs.replace
     paths = [grammar.parse_choice("--path", word, PATHS) for word in grammar.split_words(path)]
@@ -370,12 +370,19 @@ def change_suite(
     def settle(axes: Axes) -> Axes:
         return add_paths(_settle_axes(axes, launcher, source), paths, source)
 
+    def add_to_envs(envs: tuple[Setting, ...]) -> tuple[Setting, ...]:
+        swept = replace(suite.axes, envs=envs, backends=suite.values("backends"))
+        return add_paths(swept, paths, source).envs
+
     changed = replace(
         suite,
         policy=replace(suite.policy, max_seconds=seconds, inject=inject),
         axes=settle(replace(suite.axes, **changes)),
         includes=tuple(settle(replace(include, **changes)) for include in suite.includes),
-        overrides=tuple(replace(o, axes=replace(o.axes, **silent)) for o in suite.overrides),
+        overrides=tuple(
+            replace(o, axes=replace(o.axes, **silent, envs=add_to_envs(o.axes.envs)))
+            for o in suite.overrides
+        ),
         excludes=(Exclude(match=Part(collectives=others)), *suite.excludes)
         if others
         else suite.excludes,
@@ -496,6 +503,8 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     ineffective = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
     if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
         ineffective["--share-gpu"] = " or ".join(swept)
+    if suite.policy.iters and suite.policy.precision and _list_modes(suite) <= {"isolated", "host"}:
+        ineffective["--precision"] = "-n, which fixes the samples"
     if row:
         without_effect = {
             "--splits": not row.uneven and axes.splits != ("uniform",),
@@ -506,6 +515,17 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
         ineffective |= {option: row.name for option, nothing in without_effect.items() if nothing}
     for what, backends in ineffective.items():
         _print_once(f"{what} means nothing to {backends}")
+
+
+def _list_modes(suite: Suite) -> set[Mode]:
+    """The modes in which cases of the suite are measured."""
+    return {
+        mode
+        for axes in (suite.axes, *suite.includes)
+        for backend in axes.backends
+        for n in axes.ranks
+        for mode, _ in axes.cadences(backend, n)
+    }
 
 
 def add_budget(order: Order, budget: str) -> Order:

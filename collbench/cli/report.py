@@ -123,7 +123,12 @@ def _deliver_runs(options: ReportOptions, output_format: str) -> None:
     from collbench.records import run_file
     from collbench.show.views import gauges
 
-    for_pages = {"--png": options.png, "--title": options.title, "--compare": options.compare}
+    for_pages = {
+        "--png": options.png,
+        "--title": options.title,
+        "--compare": options.compare,
+        "--plotlyjs": options.plotlyjs != "inline",
+    }
     if given := [name for name, value in for_pages.items() if value]:
         raise UsageError(
             f"{given[0]} is given with {output_format}, which is no page",

@@ -74,6 +74,11 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     aa: bool = False
 
 
+def is_budgeted(command: Iterable[str]) -> bool:
+    """Whether --budget shared out the time of a run with this command line."""
+    return any(word.partition("=")[0] == "--budget" for word in command)
+
+
 class Run(_Line, frozen=True, tag="run"):
     """What was asked for, when and where. ``environment`` is the allow-listed description of
     environment.gather_facts(). ``imported`` names the tool whose output the run was read from, and

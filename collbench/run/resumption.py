@@ -17,7 +17,7 @@ from collbench.core.errors import UsageError
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
-from collbench.records.types import SCHEMA, Record, Run, RunFile, World
+from collbench.records.types import SCHEMA, Record, Run, RunFile, World, is_budgeted
 from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
 from collbench.suite.case import Case, Skip
@@ -130,7 +130,7 @@ class Resumption:
     def cut_off(self) -> list[Record]:
         """Records of a run that was killed, of cases that were to be measured a second time. A run
         that could write its end says so of each (pace.without_second_pass)."""
-        if self.file is None or self.file.end or is_budgeted(self.file.run):
+        if self.file is None or self.file.end or is_budgeted(self.file.run.command):
             return []
         policy = self.file.run.policy
         return [r for r in self.file.records if pace.missed_second_pass(r, policy)]
@@ -184,11 +184,6 @@ class Resumption:
             msgspec.structs.replace(p, index=index)
             for index, p in enumerate(plans, max(used, default=-1) + 1)
         ]
-
-
-def is_budgeted(run: Run) -> bool:
-    """Whether --budget shared out the run's time, which leaves no case a second pass."""
-    return any(word.partition("=")[0] == "--budget" for word in run.command)
 
 
 def is_unplanned(record: Record) -> bool:

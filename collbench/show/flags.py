@@ -25,7 +25,7 @@ from collbench.records.flags import (
     look_up,
 )
 from collbench.records.rows import Row
-from collbench.records.types import RunFile
+from collbench.records.types import RunFile, is_budgeted
 from collbench.run.reporter import Outcome
 from collbench.suite.policy import Policy
 
@@ -74,7 +74,7 @@ def fill_limits(
         "enough": " or ".join(ways),
         "less": f"--precision {100 * _round_up_step(2 * limits.precision):.2g}%",
         "why": "; more busy threads than cores" if crowded and all(crowded) else "",
-        **(BUDGET if "--budget" in command else {}),
+        **(BUDGET if is_budgeted(command) else {}),
     }
 
 

@@ -46,8 +46,7 @@ from collbench.records.flags import (
     list_doubts,
     look_up,
 )
-from collbench.records.types import End, Record, Run, RunFile, World
-from collbench.run import resumption
+from collbench.records.types import End, Record, Run, RunFile, World, is_budgeted
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show import busy
 from collbench.show.flags import explain_doubts, name_flags
@@ -322,7 +321,7 @@ class Text(Reporter):
 
     def _is_final(self, record: Record, row: Derived | None) -> bool:
         """Whether no second pass will measure the case again."""
-        if self._run.policy.iters is not None or record.again or resumption.is_budgeted(self._run):
+        if self._run.policy.iters is not None or record.again or is_budgeted(self._run.command):
             return True
         unconverged = row is not None and UNCONVERGED in row.flags
         return not unconverged and not record.note.startswith(NO_SAMPLE)

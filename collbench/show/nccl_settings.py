@@ -93,7 +93,7 @@ def describe_configuration(run: Run, cases: Sequence[Case], world: World | None)
         "aggregated_iterations": policy.agg_iters,
         "validation": policy.check,
         "unalign": policy.unalign,
-        "graph": int(any(case.mode == "graph" for case in cases)),
+        "graph": policy.graph if any(case.mode == "graph" for case in cases) else 0,
         "blocking_collectives": describe_truth(policy.blocking != 0),
         "per_iter_timing": "true",
         "per_iter_skip": 0,

@@ -57,6 +57,13 @@ def parse_size(text: str, what: str = "size") -> int:
     return int(size)
 
 
+def parse_time_limit(text: str, what: str) -> float:
+    """Seconds of a duration, above 0. Raises UsageError."""
+    if not (seconds := parse_duration(text, what)):
+        raise UsageError(f"{what}: '{text}' leaves no time", "give a duration, as in 10s")
+    return seconds
+
+
 def parse_duration(text: str, what: str = "duration") -> float:
     """Seconds in ``text``: 90, 90s, 10sec, 5ms, 1.5h or 1h30m, where the last unit may be left
     out."""
@@ -104,7 +111,7 @@ def parse_limit(text: str, what: str = "--min-busbw") -> Limit:
 
 def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, ...]:
     """The product of ``K=V1,V2`` settings, one tuple of (name, value) pairs per world."""
-    axes = []
+    axes: list[list[tuple[str, str]]] = []
     for setting in settings:
         name, equals, values = setting.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -115,6 +122,11 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             raise UsageError(
                 f"{what}: {name} has a secret or a GPU's UUID, which no run's file keeps",
                 f"export {name} instead",
+            )
+        if any(name == other for ((other, _), *_) in axes):
+            raise UsageError(
+                f"{what}: {name} is given twice, and a process has one value of it",
+                f"values that take turns are one setting: {name}=V1,V2",
             )
         axes.append([(name, value) for value in values.split(",")])
     if math.prod(map(len, axes)) > MOST_WORLDS:

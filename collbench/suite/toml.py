@@ -126,7 +126,7 @@ def _read_suite(path: Path) -> Suite:
     policy = _parse_policy(values.get("policy", {}), f"{path}: [policy]")
     axes = _parse_sweep(values["axes"], f"{path}: [axes]", bare)
     includes = [
-        _parse_sweep({**values["axes"], **table}, where)
+        _parse_sweep(_inherit(values["axes"], table), where)
         for table, where in _list_tables(values, "include", path)
     ]
     tables: dict[str, Any] = {
@@ -197,12 +197,25 @@ def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
 
 
+def _inherit(axes: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with what it leaves to [axes]; modes and arrivals, which both say how ranks come to
+    a call, give way to each other."""
+    if "modes" in table or "arrivals" in table:
+        axes = {name: axes[name] for name in axes if name not in ("modes", "arrivals")}
+    return {**axes, **table}
+
+
 def _parse_sweep(
     table: Mapping[str, Any], where: str, bare: Mapping[str, Any] | None = None
 ) -> Axes:
     """The sweep of a table; one of other kinds alone is ``bare`` of collectives and sizes."""
     needed = dict.fromkeys(() if bare else NO_COLLECTIVES, HINT)
     values = _parse_values(table, AXES, where, needed)
+    if "modes" in values and "arrivals" in values:
+        raise UsageError(
+            f"{where}, modes: arrivals say how ranks come to a call, and so do modes",
+            "leave one of them out, or give it in an [[include]]",
+        )
     axes = Axes(**{"ranks": (), "backends": (), **(bare or {}), **values})
     _check_algorithms(axes, where)
     return axes

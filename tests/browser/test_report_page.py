@@ -20,7 +20,16 @@ from typer.testing import CliRunner
 from collbench.cli import main
 from collbench.records import run_file, store, types
 from collbench.show import figures, html
-from collbench.show.document import Document, Figure, Line, Section, Table, make_columns
+from collbench.show.document import (
+    Document,
+    Figure,
+    Line,
+    Section,
+    Table,
+    Words,
+    make_columns,
+    tone_text,
+)
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -395,12 +404,17 @@ def test_tables_sort_by_value_and_back(page: Open) -> None:
     assert column(tab, 4) == before
 
 
+def name_winner(name: str) -> Words:
+    return tone_text(name, "good", strong=True) + tone_text(" (bimodal)", "notice")
+
+
 ORDERED = (
     ("12 B", "900 KiB", "1.5 MiB", "-"),
     ("−12%", "-0.5%", "+3.1%", "n/a"),
     ("±2.0%", "99", "1,024", "±∞"),
     ("max 40 µs", "p99 1.2 ms", "p95 2.00 s"),
     ("", "host9", "host10"),
+    (name_winner("ring@shm"), "tree@shm", "zeta@shm"),
 )
 
 
@@ -425,7 +439,7 @@ def test_cells_are_ordered_by_what_they_mean(page: Open) -> None:
     )
     for table, texts in zip(tab.locator("table").all(), ORDERED, strict=True):
         table.locator("thead button").click()
-        assert table.locator("tbody th").all_text_contents() == list(texts)
+        assert table.locator("tbody th").all_text_contents() == [*map(str, texts)]
 
 
 @pytest.mark.slow

@@ -196,6 +196,10 @@ def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.M
     kept(home)
     code, out, _ = said("--format", "line")
     assert code == Exit.OK and "TEST, fault injected (late:2:1ms)" in out
+    for _ in range(2):  # what a test of the alarm has written may be replaced
+        code, _, err = said("-o", str(home / "health.xml"))
+        assert code == Exit.OK, err
+    assert "TEST, fault injected (late:2:1ms)" in (home / "health.xml").read_text()
     assert not (home / "history.sqlite").exists()  # a night like this is none to be remembered
 
 

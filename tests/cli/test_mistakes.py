@@ -40,6 +40,10 @@ from collbench.suite import grammar
         (("osu_allreduce",), "osu_allreduce", "-b"),
         (("all_reduce", "-t", "2", "-g", "3"), "-t 2", "-g 6"),
         (("all_reduce", "-s", "8"), "-s", "--sizes 1M,64M"),
+        (("all_reduce", "--env", "A=1", "--env", "A=2"), "A is given twice", "A=V1,V2"),
+        (("all_reduce", "--max-time", "0"), "leaves no time", "10s"),
+        (("run", "pr", "--max-time", "0s"), "leaves no time", "10s"),
+        (("workload", "ddp:resnet50", "--max-time", "0"), "leaves no time", "10s"),
         (("ab", "--suite", "pr", "--sizes", "8"), "--sizes", "collbench help suites"),
         (("ab", "--suite", "pr", "-b", "8"), "-b", "collbench help suites"),
         (("all_reduce", "-d", "floaty"), "floaty", "float"),
@@ -54,6 +58,23 @@ def test_a_mistake_is_one_line_with_a_hint(
     first, second = done.stderr.splitlines()
     assert first.startswith("collbench: ") and given in first
     assert second.startswith("  hint: ") and hint in second
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("-n", "20", "--precision", "1%", "--mode", "isolated"), True),
+        (("-n", "20", "--precision", "1%", "--mode", "isolated,streaming"), False),
+        (("-n", "20", "--mode", "isolated"), False),
+        (("--precision", "1%", "--mode", "isolated"), False),
+    ],
+)
+def test_a_precision_that_fixed_samples_do_not_heed_is_told(
+    inside, options: tuple[str, ...], told: bool
+) -> None:
+    done = inside("all_reduce", "--sizes", "1K", "-g", "2", *options, "--dry-run")
+    assert done.returncode == Exit.OK
+    assert ("--precision means nothing to -n, which fixes the samples" in done.stderr) == told
 
 
 def test_no_hint_names_an_option_that_the_command_lacks(inside) -> None:

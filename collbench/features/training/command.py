@@ -125,7 +125,7 @@ class StepOptions:
         from collbench.suite.policy import Policy
 
         refuse_fixed_samples(self.iters, self.max_time, "rounds")
-        seconds = grammar.parse_duration(self.max_time, "--max-time") if self.max_time else None
+        seconds = grammar.parse_time_limit(self.max_time, "--max-time") if self.max_time else None
         return Policy(
             iters=self.iters,
             max_seconds=seconds,

@@ -187,7 +187,8 @@ function sort({table, body, lines}, head) {
   head.setAttribute("aria-sort", next);
   const sign = next === "descending" ? -1 : 1;
   const keyed = lines.map((line) => {
-    const text = [...line.cells[head.cellIndex].childNodes].at(-1)?.textContent.trim() ?? "";
+    const parts = [...line.cells[head.cellIndex].childNodes].filter((part) => !part.classList?.contains("mark"));
+    const text = parts.map((part) => part.textContent).join("").trim();
     return {line, text, number: value(text)};
   });
   const order = (a, b) => a.number === b.number

@@ -696,6 +696,13 @@ def test_json_has_every_field_of_schema_3_with_its_type() -> None:
     assert d["errors"] == []
 
 
+@pytest.mark.parametrize(("mode", "graph"), [("graph", 20), ("streaming", 0)])
+def test_settings_say_how_many_graphs_were_launched(mode: str, graph: int) -> None:
+    asked = a_run(policy=Policy(graph=20))
+    settings = nccl_settings.describe_configuration(asked, [a_case(mode=mode)], None)
+    assert settings["graph"] == graph
+
+
 def test_json_results_hold_both_halves_and_null_where_one_is_missing() -> None:
     first, second = a_document()["results"]
     assert [first[name] for name in ("size", "count", "type", "redop", "root")] == [

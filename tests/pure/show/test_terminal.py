@@ -607,9 +607,10 @@ def test_too_few_samples_are_mended_by_what_is_taken_together(
     assert f"n<6 (1): fewer than 6 samples: too few for an interval; {ways}" in lines
 
 
-def test_the_remedy_within_a_budget_is_a_longer_one() -> None:
+@pytest.mark.parametrize("budget", [["--budget", "9s"], ["--budget=9s"]])
+def test_the_remedy_within_a_budget_is_a_longer_one(budget: list[str]) -> None:
     slow = measured(a_case(), stop="budget", row={"flags": ("unconverged",)})
-    asked = a_run(command=["collbench", "all_reduce", "--budget", "9s"])
+    asked = a_run(command=["collbench", "all_reduce", *budget])
     (told,) = (line for line in lines_of([slow], run=asked) if line.startswith("· unconverged"))
     assert "ran out of --budget before reaching ±2 %; allow more (--budget)" in told
 

@@ -109,6 +109,30 @@ def test_all_is_every_datatype_and_reduction(tmp_path: Path) -> None:
     assert len(suite.axes.ops) == 9
 
 
+def test_a_path_is_added_to_settings_of_overrides(tmp_path: Path) -> None:
+    text = """[[override]]
+        match = { min_size = "64K" }
+        env = ["A=1"]
+        """
+    suite = options.change_suite(load(tmp_path, SMALL + text), backend="nccl", path="shm-off")
+    names = {tuple(name for name, _ in case.env if name == "A") for case in suite.expand()[0]}
+    assert all(("NCCL_SHM_DISABLE", "1") in case.env for case in suite.expand()[0])
+    assert names == {(), ("A",)}
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [("arrivals = 'one-late:50us'", "modes = 'host'"), ("modes = 'host'", "arrivals = 'aligned'")],
+)
+def test_modes_of_an_include_take_the_place_of_arrivals(
+    tmp_path: Path, own: str, other: str
+) -> None:
+    suite = load(tmp_path, SMALL + f"{own}\n[[include]]\n{other}\n")
+    for axes, kept in ((suite.axes, own), (suite.includes[0], other)):
+        given = {name for name in ("modes", "arrivals") if getattr(axes, name)}
+        assert given == {kept.partition(" ")[0]}
+
+
 def test_an_include_is_a_further_sweep_and_nothing_comes_twice(tmp_path: Path) -> None:
     suite = load(
         tmp_path,
@@ -417,6 +441,13 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         ),
         (HEAD + "[[include]]\nsizes = 'x'", ": [[include]] 1, sizes", "not a size", ""),
         (HEAD + "[[include]]\nmatch = 3", ": [[include]] 1, match", "no such key", ""),
+        (
+            HEAD + "modes = 'host'\narrivals = 'one-late:50us'",
+            ": [axes], modes",
+            "say how ranks come to a call",
+            "leave one of them out",
+        ),
+        (HEAD + "env = ['A=1', 'A=2']", ": [axes], env", "A is given twice", "A=V1,V2"),
         (
             HEAD + "[[override]]\nsizes = 8",
             ": [[override]] 1, match",

@@ -317,7 +317,7 @@ def make_document(fleet: Fleet, verdict: Verdict) -> Judgement:
         brief=brief,
         values={**page.values, "fleet": flatten_fleet(fleet)},
         gauges=[*page.gauges, *list_gauges(fleet)],
-        suite=f"{health.describe_mark(verdict)}collbench health --fleet",
+        suite=f"collbench {health.describe_mark(verdict)}health --fleet",
     )
 
 

@@ -131,7 +131,7 @@ def make_document(
         brief=_make_brief(verdict),
         line=make_line(verdict),
         values=plain_values(verdict),
-        suite=f"{describe_mark(verdict)}collbench health",
+        suite=f"collbench {describe_mark(verdict)}health",
         cases=junit_cases(verdict),
         gauges=list_gauges(verdict),
     )
