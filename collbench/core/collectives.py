@@ -74,6 +74,11 @@ class Collective(NamedTuple):
     pairwise: bool = False
     one_way: bool = False
 
+    @property
+    def personal(self) -> bool:
+        """Whether each rank has other data for each."""
+        return self.name in ("all_to_all", "all_to_allv")
+
     def busbw(self, n: int) -> float:
         """The factor from algbw to busbw on n ranks."""
         return float(TERMS[self.factor](n))
@@ -81,6 +86,26 @@ class Collective(NamedTuple):
     def bound(self, n: int) -> Bound:
         """The bound that no algorithm can beat on n ranks."""
         return Bound(*(TERMS[term](n) for term in self.least))
+
+    def bound_by_size(self, n: int) -> Bound:
+        """The bound with beta and gamma as multiples of the size, blocks being equal."""
+        bound, share = self.bound(n), self.moved_share(n)
+        return Bound(bound.alpha, bound.beta * share, bound.gamma * share)
+
+    def bound_outside(self, n: int, group: int) -> float:
+        """As the bound's beta: what each rank's port to the outside carries at least where ranks
+        are on several nodes, of ``group`` each. Data that differ for each pair of ranks pass the
+        port of their own rank; what nodes need of each other passes all ports of a node."""
+        if self.personal:
+            return (n - group) / n / self.moved_share(n)
+        if self.pairwise:
+            return 1.0
+        return TERMS[self.least[1]](n / group) / group
+
+    def moved_share(self, n: int) -> float:
+        """What the bound and busbw count, over the size: of blocks that may differ, and are equal
+        here, no rank sends itself one."""
+        return (n - 1) / n if self.uneven else 1.0
 
     def traffic(self, n: int) -> float:
         """Bytes that n ranks together send at least, for one byte of the size; nan where that
@@ -188,7 +213,7 @@ def _count_nothing(n: int, count: int) -> tuple[int, int]:
 
 
 # Formulas of the table, for n ranks.
-TERMS: dict[str, Callable[[int], float]] = {
+TERMS: dict[str, Callable[[Any], float]] = {
     "2(n-1)/n": lambda n: 2 * (n - 1) / n,
     "(n-1)/n": lambda n: (n - 1) / n,
     "1": lambda n: 1,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.core.collectives import Bound
+from collbench.core.collectives import Collective
 from collbench.core.errors import UsageError
 from collbench.core.text import format_duration
 
@@ -78,10 +78,10 @@ class Network:
 
     link: Link
 
-    def bound(self, bound: Callable[[int], Bound], n: int) -> tuple[float, float, float]:
-        """Lower bounds of what an operation with ``bound`` takes among n ranks: seconds, and
-        seconds a byte of its size for sending and for reducing. Shared wires are not considered."""
-        least = bound(n)
+    def bound(self, row: Collective, n: int) -> tuple[float, float, float]:
+        """Lower bounds of what a collective takes among n ranks: seconds, and seconds a byte that
+        busbw counts for sending and for reducing. Shared wires are not considered."""
+        least = row.bound(n)
         return (
             least.alpha * self.link.alpha,
             least.beta * self.link.beta,
@@ -107,18 +107,14 @@ class TwoLevel(Network):
     inside: Link
     group: int
 
-    def bound(self, bound: Callable[[int], Bound], n: int) -> tuple[float, float, float]:
-        """The bound if all links were the best, with what nodes must exchange passing their
-        ``group`` ports to the outside."""
-        alpha, beta, gamma = Network(Link(*map(min, self.inside, self.link))).bound(bound, n)
-        nodes = -(-n // self.group)
-        if nodes == 1:
+    def bound(self, row: Collective, n: int) -> tuple[float, float, float]:
+        """The bound if all links were the best, with what must leave nodes passing their ``group``
+        ports to the outside."""
+        alpha, beta, gamma = Network(Link(*map(min, self.inside, self.link))).bound(row, n)
+        if n <= self.group:
             return alpha, beta, gamma
-        return (
-            max(alpha, self.link.alpha),
-            max(beta, bound(nodes).beta / self.group * self.link.beta),
-            gamma,
-        )
+        outside = row.bound_outside(n, self.group) * self.link.beta
+        return max(alpha, self.link.alpha), max(beta, outside), gamma
 
     def ends(self, src: Ints, dst: Ints) -> tuple[Any, Any, Any]:
         near = src // self.group == dst // self.group

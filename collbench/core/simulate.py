@@ -265,12 +265,12 @@ class Forecast(NamedTuple):
     def bound(self, nbytes: float) -> float:
         """Seconds that no algorithm on point-to-point links beats: the largest of the bounds on
         messages, bytes and reduced bytes."""
-        alpha, beta, gamma = self.network.bound(self.row.bound, self.n)
+        alpha, beta, gamma = self.network.bound(self.row, self.n)
         return max(alpha, beta * self.moved(nbytes), gamma * self.moved(nbytes))
 
     def moved(self, nbytes: float) -> float:
         """The S of busbw = factor * S / t; equal blocks where they may differ."""
-        return nbytes * (self.n - 1) / self.n if self.row.uneven else nbytes
+        return nbytes * self.row.moved_share(self.n)
 
     def crossovers(self, sizes: Sequence[int]) -> list[tuple[int, str, str]]:
         """Smallest sizes at which the second algorithm is the fastest and no longer the first.

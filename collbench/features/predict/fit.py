@@ -221,7 +221,8 @@ def _count_factors(case: Case, carried: float) -> tuple[tuple[float, float, floa
             f" {variant.algorithm.name}:{free[0]}=8"
         )
     rounds, most, reduced, _ = map(float, count_costs(variant.schedule(case.n, case.root)))
-    return (rounds, most, reduced), "exact counts", refused
+    share = case.row.moved_share(case.n)  # counts are of the size, and lines go over what is moved
+    return (rounds, most / share, reduced / share), "exact counts", refused
 
 
 def fit_series(series: SizeSeries) -> Fit:

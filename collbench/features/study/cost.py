@@ -32,7 +32,7 @@ LARGE = (8, 13, 16)  # numbers of ranks for which a formula must hold, too
 def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
     """The cost of a schedule by the model, exactly for its ranks and, where a known form fits, for
     n of them; and what no algorithm can do without."""
-    costs, least = count_costs(schedule), schedule.row.bound(schedule.n)
+    costs, least = count_costs(schedule), schedule.row.bound_by_size(schedule.n)
     formula = _format_sum(map(str, costs[:3]))
     if formulas := find_formulas(variant, schedule.n, schedule.root):
         formula = f"{_format_sum(formulas)} for n ranks, here {formula}"

@@ -133,10 +133,8 @@ class Machine(NamedTuple):
         if n == 1:
             return 0.0
         row = COLLECTIVES[op.kind]
-        alpha, beta, gamma = network.bound(row.bound, n)
-        if row.uneven:
-            return alpha + op.sent(n) * network.link.beta
-        return alpha + op.nbytes * (beta + gamma)
+        alpha, beta, gamma = network.bound(row, n)
+        return alpha + (op.sent(n) if row.uneven else op.nbytes) * (beta + gamma)
 
     def _network(self, members: tuple[int, ...]) -> Network:
         hosts = Counter(rank // self.node for rank in members)

@@ -59,10 +59,10 @@ NO_ALLOCATOR = (
 
 
 class Seat(NamedTuple):
-    """A rank's GPU; whether any rank of this world shares its own with others, and how then."""
+    """A rank's GPU; how many ranks at most share one in this world, and how."""
 
     device: torch.device
-    shared: bool
+    sharers: int
     how: str = ""
 
 
@@ -102,14 +102,14 @@ def choose_seat(
             f"install a newer torch or {library_name()}, or use --backend gloo",
         )
     how = ""
+    most = max(Counter((host, uuid) for host, uuid, *_ in everyone).values())
     if crowded:
-        most = max(Counter((host, uuid) for host, uuid, *_ in everyone).values())
         how = f", up to {most} ranks a GPU" + " by turns" * (not _has_mps())
     if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
         how += f", NCCL_MAX_CTAS={limit}"
-    return Seat(torch.device("cuda", local_rank % gpu_count), bool(crowded), how)
+    return Seat(torch.device("cuda", local_rank % gpu_count), most, how)
 
 
 def settle_stream(device: torch.device, control: Control, pin: bool) -> Cuda:

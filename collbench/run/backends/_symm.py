@@ -137,21 +137,20 @@ class Symmetric(Base):
         virtual = self.policy.virtual
         if not virtual:
             _memory.one_host(self._control, "symm", "--backend nccl joins hosts")
-        self.device, how = torch.device("cuda", local_rank), ""
+        seat = _cuda.Seat(torch.device("cuda", local_rank), len(self._ranks))
         if not virtual:
             sharing = self.policy.share_gpu
-            self.device, _, how = _cuda.choose_seat(
-                self._control, local_rank, sharing, "symm", False
-            )
+            seat = _cuda.choose_seat(self._control, local_rank, sharing, "symm", False)
+        self.device = seat.device
         self.stream = _cuda.settle_stream(self.device, self._control, self.policy.pin)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        most = min(self._control.collect(processors)) // len(self._ranks)
+        most = min(self._control.collect(processors)) // seat.sharers
         if not most:
             raise CannotRun(
-                f"{self._n} virtual ranks need a multiprocessor each, and there are {processors}",
+                f"{seat.sharers} ranks need a multiprocessor each, and there are {processors}",
                 "ask for fewer with -g",
             )
-        self.library += f" (Triton {self._walker.triton.__version__}){how}"
+        self.library += f" (Triton {self._walker.triton.__version__}){seat.how}"
         return (self._virtual if virtual else self._symmetric), most
 
     def _virtual(self, nbytes: int) -> Reach:

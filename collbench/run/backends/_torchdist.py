@@ -241,9 +241,7 @@ class TorchDistributed(Base):
         if self.stream and self.control:
             self._everyone = make_world_control().open_group(self.name)
         if level := self.policy.register:
-            self._registered = _cuda.Registered(
-                self._at.group, Control(rank, n), self.device, level
-            )
+            self._registered = _cuda.Registered(self._at.group, control, self.device, level)
 
     def _choose_hint(self) -> str:
         """What to do where torch cannot open this backend."""
@@ -253,9 +251,10 @@ class TorchDistributed(Base):
         return f"no module of --import {','.join(modules)} registers it with torch.distributed"
 
     def _take_seat(self, control: Control, local_rank: int) -> None:
-        self.device, self.shared, how = _cuda.choose_seat(
+        self.device, sharers, how = _cuda.choose_seat(
             control, local_rank, self.policy.share_gpu, self.label
         )
+        self.shared = sharers > 1
         self.stream = _cuda.settle_stream(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
         loaded = _cuda.nccl_version()

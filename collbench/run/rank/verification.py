@@ -44,7 +44,8 @@ class Verification:
         self._groups = (bench.backend.control or bench.control).groups
         # no two cases share data
         self._seed = policy.seed + zlib.crc32(case.key.encode())
-        device, premultiplies = bench.backend.device, bench.backend.premultiplies
+        device = bench.backend.device
+        premultiplies = bench.backend.premultiplies and case.algorithm == "native"
         beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
             Checker(case, self._seed, rank, device, premultiplies, beat) for rank in bench.ranks

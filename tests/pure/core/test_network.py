@@ -173,6 +173,33 @@ def test_bounds_hold_on_every_network() -> None:
                 )
 
 
+@pytest.mark.parametrize(
+    ("collective", "n", "group", "share"),
+    [
+        ("all_to_all", 64, 8, 56 / 64),  # what leaves the node passes its rank's own port
+        ("all_to_allv", 64, 8, 56 / 63),  # of what busbw counts: a rank's own block is no part
+        ("sendrecv", 64, 8, 1.0),  # of the last rank of a node
+        ("all_gather", 64, 8, 7 / 8 / 8),  # through all ports of a node
+        ("scatter", 9, 4, 5 / 9 / 4),  # three nodes, one of a single rank
+        ("broadcast", 64, 8, 1 / 8),
+    ],
+)
+def test_what_must_leave_a_node_bounds_a_collective(
+    collective: str, n: int, group: int, share: float
+) -> None:
+    network = TwoLevel(LINK._replace(beta=1.0), INSIDE._replace(beta=1e-9), group)
+    _, beta, _ = network.bound(COLLECTIVES[collective], n)
+    assert beta == pytest.approx(share)
+
+
+def test_the_bound_of_a_size_is_that_of_what_is_moved() -> None:
+    assert COLLECTIVES["all_to_allv"].bound_by_size(4) == (2, 0.75, 0)
+    assert COLLECTIVES["all_to_all"].bound_by_size(4) == COLLECTIVES["all_to_all"].bound(4)
+    for n in (2, 4, 7):
+        costs = simulate.count_costs(algorithms.find_variant("all_to_allv", "pairwise").schedule(n))
+        assert COLLECTIVES["all_to_allv"].bound_by_size(n).beta <= costs.B + 1e-12
+
+
 def test_words_for_links() -> None:
     assert networks.parse_link("ib200") == LINKS["ib200"]
     assert LINKS["ib200"].beta == 1 / 25e9

@@ -136,7 +136,9 @@ def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     for predictor in view.predictors.values():
         schedule = predictor.schedule(sizes[-1])
         lines.append(Line((schedule.name, *map(str, count_costs(schedule)))))
-    bound = [str(Fraction(value).limit_denominator(1 << 20)) for value in view.row.bound(view.n)]
+    bound = [
+        str(Fraction(value).limit_denominator(1 << 20)) for value in view.row.bound_by_size(view.n)
+    ]
     lines.append(Line(("(lower bound)", *bound, "")))
     columns = make_columns(("algorithm", "rounds A", "bytes B", "reduced G", "sent"))
     legend = (

@@ -34,11 +34,11 @@ def true(case: Case) -> float:
     """The model's time."""
     if case.algorithm == "native":
         a, b, g = case.row.bound(case.n)
-    else:
-        a, b, g, _ = map(
-            float, count_costs(find_variant(case.collective, case.algorithm).schedule(case.n))
-        )
-    return a * ALPHA + case.moved * (b * BETA + g * GAMMA)
+        return a * ALPHA + case.moved * (b * BETA + g * GAMMA)
+    a, b, g, _ = map(
+        float, count_costs(find_variant(case.collective, case.algorithm).schedule(case.n))
+    )
+    return a * ALPHA + case.size * (b * BETA + g * GAMMA)
 
 
 def case(
@@ -312,6 +312,13 @@ def test_a_run_that_tells_nothing_gives_no_link(tmp_path: Path) -> None:
     )
     with pytest.raises(CannotRun, match="2 sizes; a line needs 4"):
         fit.link_from(path)
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_blocks_that_may_differ_are_fitted_by_what_is_moved(n: int) -> None:
+    cases = [case(s, "all_to_allv", "pairwise", n) for s in SIZES.tolist()[3:]]
+    (found,) = only(recorded(np.random.default_rng(16), cases, 0.01)).segments
+    assert found.beta and found.beta.value == pytest.approx(BETA, rel=0.03)
 
 
 def test_native_series_stand_on_the_lower_bound_and_say_so() -> None:

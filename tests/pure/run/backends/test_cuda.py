@@ -71,13 +71,12 @@ def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
     gpus(4)
     assert _cuda.choose_seat(beside(3, 4, mine=2), 2, False, "nccl") == (
         torch.device("cuda", 2),
-        False,
+        1,
         "",
     )
-    assert _cuda.choose_seat(
-        beside(7, 4, host="elsewhere"), 3, True, "nccl"
-    ).shared  # there are 7 ranks on 4 elsewhere
-    assert not _cuda.choose_seat(beside(4, 4, host="elsewhere"), 3, True, "nccl").shared
+    crowded = _cuda.choose_seat(beside(7, 4, host="elsewhere"), 3, True, "nccl")
+    assert crowded.sharers == 2  # there are 7 ranks on 4 elsewhere
+    assert _cuda.choose_seat(beside(4, 4, host="elsewhere"), 3, True, "nccl").sharers == 1
 
 
 def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
@@ -85,7 +84,7 @@ def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
     neighbours = Told(
         [[environment.host_name(), f"gpu of rank {rank}", [2, 28, 9], "", ""] for rank in (1, 2)]
     )
-    assert _cuda.choose_seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False, "")
+    assert _cuda.choose_seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), 1, "")
 
 
 def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
@@ -124,9 +123,8 @@ def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(g
         _cuda.choose_seat(beside(4, 2, mine=local_rank), local_rank, True, "nccl")
         for local_rank in range(5)
     ]
-    assert [seat.device.index for seat in seats] == [0, 1, 0, 1, 0] and all(
-        seat.shared for seat in seats
-    )
+    assert [seat.device.index for seat in seats] == [0, 1, 0, 1, 0]
+    assert {seat.sharers for seat in seats} == {3}
     assert os.environ[ENABLE] == "1"
     assert os.environ["NCCL_MAX_CTAS"] == "5"  # of 16 for the three ranks of a GPU
     assert {seat.how for seat in seats} == {", up to 3 ranks a GPU by turns, NCCL_MAX_CTAS=5"}
@@ -147,7 +145,7 @@ def test_symm_shares_a_gpu_whatever_nccl_there_is(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus(1, (2, 28, 9))
-    assert _cuda.choose_seat(beside(1, 1), 0, True, "symm", of_nccl=False).shared
+    assert _cuda.choose_seat(beside(1, 1), 0, True, "symm", of_nccl=False).sharers == 2
     assert os.environ[ENABLE] == "0" and "NCCL_MAX_CTAS" not in os.environ
     with pytest.raises(CannotRun, match="2 ranks need a GPU each"):
         _cuda.choose_seat(beside(1, 1), 0, False, "symm", of_nccl=False)
