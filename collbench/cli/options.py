@@ -371,7 +371,8 @@ def change_suite(
         return add_paths(_settle_axes(axes, launcher, source), paths, source)
 
     def add_to_envs(envs: tuple[Setting, ...]) -> tuple[Setting, ...]:
-        swept = replace(suite.axes, envs=envs, backends=suite.values("backends"))
+        backends = changes.get("backends") or suite.values("backends")
+        swept = replace(suite.axes, envs=envs, backends=backends)
         return add_paths(swept, paths, source).envs
 
     changed = replace(

@@ -15,7 +15,7 @@ from collbench.features.order.findings import OrderFindings
 from collbench.features.order.request import SumOrder
 from collbench.features.order.rows import name_row
 from collbench.features.order.trial import OrderTrial
-from collbench.run.backends import Base, Call
+from collbench.run.backends import Base, Call, do_nothing
 from collbench.run.jobs import Job
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.outcome import FoundCase, WrongData
@@ -111,7 +111,7 @@ def play_threads(
         dtype="uint8",
         cycle=cycle,
     )
-    board = SimpleNamespace(enter=lambda *_: None, beat=lambda *_: None)
+    board = SimpleNamespace(enter=do_nothing, beat=do_nothing, count_calls=do_nothing)
 
     def work(rank: int) -> None:
         bench = Bench(

@@ -51,7 +51,7 @@ def make_trial(clock: _Clock) -> trial.FormTrial:
         gather=lambda own: np.array([own]),
     )
     made._policy = SimpleNamespace(check=1)  # type: ignore[assignment]
-    made._case, made._beat = None, lambda: None  # type: ignore[assignment]
+    made._case, made._count = None, lambda: None  # type: ignore[assignment]
     made._sides, made._filling = [side, side], 0
     made._verified, made._took = [0, 0], [0, 0]
     return made
