@@ -290,21 +290,23 @@ class Book:
     def _transaction(self, begin: str = "BEGIN") -> Iterator[sqlite3.Connection]:
         """A transaction that ``begin`` begins: all that is done in it, or nothing. Who reads first
         and then writes would have to fail, so writers begin with BEGIN IMMEDIATE."""
+        connection = self._connection
         with self._refuse_failures():
-            self._connection.execute(begin)
-            with self._connection:
-                yield self._connection
+            try:
+                with self._announce_wait():
+                    connection.execute(begin)
+                    # BEGIN alone takes no lock: the first statement does
+                    connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+                yield connection
+                with self._announce_wait():
+                    connection.commit()  # waits for those that read
+            except BaseException:
+                connection.rollback()
+                raise
 
     @contextmanager
     def _refuse_failures(self) -> Iterator[None]:
-        """Raises errors of SQLite as CannotRun, in one line. Where it takes long, that is
-        said."""
-        waiting = f"history at {self.name} does not answer yet: does another process hold it?"
-        patience = threading.Timer(
-            SAY_SECONDS, print_message, [f"{waiting} waiting up to {WAIT} s"]
-        )
-        patience.daemon = True
-        patience.start()
+        """Raises errors of SQLite as CannotRun, in one line."""
         try:
             yield
         except sqlite3.Error as e:
@@ -313,6 +315,19 @@ class Book:
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(f"history at {self.name}: {complaint}", hint) from None
+
+    @contextmanager
+    def _announce_wait(self) -> Iterator[None]:
+        """Print that the history does not answer yet, where a statement waits for a lock. No
+        work on the rows may be in it: that can take long, too."""
+        waiting = f"history at {self.name} does not answer yet: does another process hold it?"
+        patience = threading.Timer(
+            SAY_SECONDS, print_message, [f"{waiting} waiting up to {WAIT} s"]
+        )
+        patience.daemon = True
+        patience.start()
+        try:
+            yield
         finally:
             patience.cancel()
 
