@@ -63,17 +63,7 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
         for series in book.series(machine)
         if series.key in tonight and series.nights[0].day <= last
     ]
-    return Known(
-        series,
-        make_outlook(
-            machine,
-            series,
-            book.anchors(machine, last),
-            taus=taus,
-            reviewed=book.reviewed(machine, last),
-        ),
-        taus,
-    )
+    return Known(series, make_outlook(machine, series, taus=taus), taus)
 
 
 class Candidate(NamedTuple):

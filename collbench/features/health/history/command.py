@@ -204,9 +204,7 @@ def trend(options: TrendOptions) -> None:
                 f"no row of {name} matches these options",
                 "collbench history list shows what there is",
             )
-        outlook = make_outlook(
-            name, series, book.anchors(name), share, reviewed=book.reviewed(name)
-        )
+        outlook = make_outlook(name, series, share)
     document = views.make_document(outlook, options.everything, terminal.text_width())
     if page:
         files.save_text(

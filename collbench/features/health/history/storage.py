@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,11 @@ from collbench.core.text import print_message
 from collbench.features.health.history import nights
 from collbench.features.health.history.baselines import Baseline
 from collbench.features.health.history.nights import (
+    Night,
     NightLaunch,
+    Review,
     Series,
+    find_night_before,
     launches_of,
     merge_nights,
     narrow_fingerprint,
@@ -86,7 +89,8 @@ MIGRATIONS = {  # to the version after
 
 
 # the fields of nights.NightLaunch behind the row's key
-LAUNCHES = """SELECT rows.key, runs.id, launch, night, fingerprint, median, samples, manner, unfit
+LAUNCHES = """SELECT rows.key, runs.id, launch, night, fingerprint, median, samples, manner,
+  unfit, started
   FROM rows JOIN runs ON runs.id = rows.run WHERE machine = ? ORDER BY started, runs.id, launch"""
 
 
@@ -196,25 +200,6 @@ class Book:
             lines = to.execute(query, [machine]).fetchall()
         return [self._decoded(Baseline, "baselines", *line) for line in lines]
 
-    def anchors(self, machine: str, last: str = "") -> dict[str, float]:
-        """Logarithms by key: of the median in the latest baseline that has the row; of those
-        only that begin by the night ``last``, if it is given."""
-        reviewed = [
-            baseline for baseline in self.baselines(machine) if not last or baseline.begins <= last
-        ]
-        return {
-            key: math.log(row.median) for baseline in reviewed for key, row in baseline.rows.items()
-        }
-
-    def reviewed(self, machine: str, last: str = "") -> dict[str, str]:
-        """The days on which the ``anchors`` were reviewed, by key."""
-        return {
-            key: baseline.when[:10]
-            for baseline in self.baselines(machine)
-            if not last or baseline.begins <= last
-            for key in baseline.rows
-        }
-
     def series(self, machine: str, part: Part | None = None) -> list[Series]:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""
@@ -239,18 +224,21 @@ class Book:
             }
             for backend in {case.backend for case in cases.values()}
         }
-        accepted = [baseline for baseline in self.baselines(machine) if baseline.accepted]
+        merged = {
+            key: merge_nights(launches[key], prints[case.backend]) for key, case in cases.items()
+        }
+        baselines = self.baselines(machine)
         return [
             Series(
                 machine=machine,
                 case=case,
-                nights=merge_nights(launches[key], prints[case.backend]),
+                nights=merged[key],
                 environments={
                     prints[case.backend][name]: facts for name, facts in environments.items()
                 },
-                accepted=[
-                    (baseline.begins, baseline.reason)
-                    for baseline in accepted
+                reviews=[
+                    _make_review(baseline, key, merged[key])
+                    for baseline in baselines
                     if key in baseline.rows
                 ],
             )
@@ -404,6 +392,17 @@ def _decode_case(spec: str) -> Case | None:
         return msgspec.json.decode(spec, type=Case)
     except msgspec.DecodeError:
         return None
+
+
+def _make_review(baseline: Baseline, key: str, row: Sequence[Night]) -> Review:
+    """What ``baseline`` says of the row of this key, of which these are the nights."""
+    return Review(
+        baseline.begins,
+        baseline.reason,
+        baseline.accepted,
+        math.log(baseline.rows[key].median),
+        find_night_before(row, baseline.when),
+    )
 
 
 def _line_key(case: Case) -> str:
