@@ -11,6 +11,7 @@ import pytest
 from factories import ENVIRONMENT, NIGHTLY, case, dated
 from msgspec.structs import replace
 
+from collbench.core.errors import UsageError
 from collbench.features.health import history
 from collbench.features.health.checks import past
 from collbench.features.health.findings import Finding
@@ -151,6 +152,23 @@ def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book)
         book.add(level(number, 1.0), "rack 7")
     one, two = told(book, level(8, 1.5), machine="rack 7")
     assert one.since == two.since == "tonight" and book.machines() == ["rack 7"]
+
+
+def test_a_run_that_is_kept_under_another_machine_is_not_judged_as_of_the_one_given(
+    book: Book,
+) -> None:
+    tonight = level(8, 1.0)
+    book.add(tonight)
+    with pytest.raises(UsageError, match="added as a run of node1, and --machine names rack 7"):
+        past.add_night(book, [tonight], "rack 7")
+
+
+def test_a_run_is_judged_against_nights_of_the_machine_under_which_it_is_kept(book: Book) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0), "rack 7")
+    slow = level(8, 1.5)
+    book.add(slow, "rack 7")
+    assert [finding.since for finding in told(book, slow)] == ["tonight"] * 2
 
 
 def alternating(number: int, loss: float) -> RunFile:

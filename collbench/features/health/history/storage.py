@@ -172,8 +172,14 @@ class Book:
 
     def holds(self, run: str) -> bool:
         """Whether the run of this id is kept."""
-        with self._transaction() as to:
-            return bool(to.execute("SELECT 1 FROM runs WHERE id = ?", [run]).fetchall())
+        return bool(self._machines_of(run))
+
+    def find_machine(self, run: str) -> str:
+        """The machine under which the run of this id is kept. Raises UsageError if it is not."""
+        machines = self._machines_of(run)
+        if not machines:
+            raise UsageError(f"{run} is not kept", f"collbench history add {run} keeps it")
+        return machines[0]
 
     def accept(self, baseline: Baseline) -> bool:
         """Keeps a reviewed baseline; False where it was there."""
@@ -246,6 +252,11 @@ class Book:
                 cases.items(), key=lambda item: (_line_key(item[1]), item[1].nbytes)
             )
         ]
+
+    def _machines_of(self, run: str) -> list[str]:
+        with self._transaction() as to:
+            lines = to.execute("SELECT machine FROM runs WHERE id = ?", [run]).fetchall()
+        return [machine for (machine,) in lines]
 
     def _ready(self) -> None:
         """Tables as this version knows them: made where there are none, migrated where they are
