@@ -213,3 +213,15 @@ def test_a_history_in_a_folder_that_is_not_there_is_refused(inside, tmp_path: Pa
     done = inside("history", "add", path, "--history", str(tmp_path / "new" / "x.sqlite"))
     assert done.returncode == Exit.CANNOT_RUN
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_is_added_again_is_told_with_the_machine_it_is_kept_under(
+    inside, tmp_path: Path
+) -> None:
+    path = str(write(dated(0, {case(): 1e6}), tmp_path))
+    assert inside("history", "add", path).stdout.rstrip().endswith("of node1")
+    again = inside("history", "add", path, "--machine", "rack 7").stdout.rstrip()
+    assert "was there already; --machine has no effect" in again
+    assert again.endswith("night 2026-01-01 of node1")
+    with history.open_book() as kept:
+        assert kept.machines() == ["node1"]

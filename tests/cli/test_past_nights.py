@@ -3,6 +3,7 @@ of later nights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from factories import ENVIRONMENT, NIGHTLY, case, dated
 from msgspec.structs import replace
 
+from collbench.core.errors import UsageError
 from collbench.features.health import history
 from collbench.features.health.checks import past
 from collbench.features.health.findings import Finding
 from collbench.features.health.history.baselines import Baseline, Level
+from collbench.features.health.history.nights import Review
 from collbench.features.health.history.outlook import make_outlook
 from collbench.features.health.history.storage import Book
 from collbench.features.health.night import Night
@@ -107,7 +110,7 @@ def test_a_change_and_creep_matter_by_the_rows_own_smallest_change(book: Book) -
 
     def changed(*taus: float) -> bool:
         return bool(
-            make_outlook("node1", rows, {}, taus=dict(zip((one, two), taus, strict=True))).changed
+            make_outlook("node1", rows, taus=dict(zip((one, two), taus, strict=True))).changed
         )
 
     assert (
@@ -117,11 +120,10 @@ def test_a_change_and_creep_matter_by_the_rows_own_smallest_change(book: Book) -
         and not changed(0.10, 0.10)
     )
     late = [replace(row, nights=row.nights[15:]) for row in rows]
-    reviewed = dict.fromkeys((one, two), 13.8155)  # log of 1 ms in ns
-    assert list(make_outlook("node1", late, reviewed, taus={one: 0.03, two: 0.05}).creeping) == [
-        one
-    ]
-    unexplained = make_outlook("node1", rows, reviewed, taus={one: 0.03, two: 0.2})
+    anchor = Review("2026-01-01", "as measured", False, math.log(1e6), rows[0].nights[0])
+    late, rows = ([replace(row, reviews=[anchor]) for row in part] for part in (late, rows))
+    assert list(make_outlook("node1", late, taus={one: 0.03, two: 0.05}).creeping) == [one]
+    unexplained = make_outlook("node1", rows, taus={one: 0.03, two: 0.2})
     assert not unexplained.changed and list(unexplained.creeping) == [one]
 
 
@@ -150,6 +152,23 @@ def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book)
         book.add(level(number, 1.0), "rack 7")
     one, two = told(book, level(8, 1.5), machine="rack 7")
     assert one.since == two.since == "tonight" and book.machines() == ["rack 7"]
+
+
+def test_a_run_that_is_kept_under_another_machine_is_not_judged_as_of_the_one_given(
+    book: Book,
+) -> None:
+    tonight = level(8, 1.0)
+    book.add(tonight)
+    with pytest.raises(UsageError, match="added as a run of node1, and --machine names rack 7"):
+        past.add_night(book, [tonight], "rack 7")
+
+
+def test_a_run_is_judged_against_nights_of_the_machine_under_which_it_is_kept(book: Book) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0), "rack 7")
+    slow = level(8, 1.5)
+    book.add(slow, "rack 7")
+    assert [finding.since for finding in told(book, slow)] == ["tonight"] * 2
 
 
 def alternating(number: int, loss: float) -> RunFile:
@@ -185,3 +204,43 @@ def test_a_slow_night_of_one_way_is_held_against_its_own_nights(book: Book) -> N
     records = [replace(r, times_ns=[round(1.1 * t) for t in r.times_ns]) for r in slow.records]
     finding, *_ = told(book, replace(slow, records=records))
     assert "with libraries.torch 2.6.0" in finding.what
+
+
+NEWER = "libraries.torch 2.7.0"
+
+
+def review(book: Book, median: float, accepted: bool) -> None:
+    """Review both rows in the morning after night 11, of the newer torch; the next night has the
+    date of that day for its name."""
+    levels = {row.key: Level(median, 5) for row in book.series("node1")}
+    why = {"reason": "new switch", "commit": "", "who": "me"}
+    when = "2026-01-13T09:00:00+00:00"
+    begins = "2026-01-12" if accepted else "2026-01-02"
+    book.accept(
+        Baseline(machine="node1", begins=begins, accepted=accepted, rows=levels, when=when, **why)
+    )
+
+
+def test_a_level_is_of_the_way_of_the_night_before_its_review(book: Book) -> None:
+    for number in range(25):
+        book.add(alternating(number, 0.0))
+        if number == 11:
+            review(book, 1e6, accepted=False)  # below the newer, that of the older
+    creeping = past.add_night(book, [alternating(25, 0.0)]).outlook.creeping
+    assert len(creeping) == 2
+    assert all(NEWER in name for name in creeping)
+
+
+def test_an_accepted_level_leaves_the_other_way_its_past(book: Book) -> None:
+    for number in range(12):
+        book.add(alternating(number, 0.0))
+    review(book, 1.15e6, accepted=True)
+    older, newer = alternating(12, 0.0), alternating(13, 0.0)
+    known = past.add_night(book, [older])
+    looked = past.check_past(known, None, Night([older]))
+    assert looked.note == "2 rows against up to 30 nights"
+    known = past.add_night(book, [newer])
+    assert "needs 5 earlier nights" in past.check_past(known, None, Night([newer])).missing
+    begun = {(NEWER in row.way, part.why) for row in known.outlook.series for part in row.segments}
+    assert (True, "accepted: new switch") in begun
+    assert (False, "accepted: new switch") not in begun

@@ -114,7 +114,6 @@ def band(seed: int, step: float = STEP) -> dict[str, object]:
     found = make_outlook(
         "simulated",
         [Series(machine="simulated", case=case, nights=each) for case, each in rows.items()],
-        {},
     )
     right = [
         shift

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Evidence, Finding, Subject
@@ -20,7 +21,6 @@ from collbench.features.health.history.ways import find_past
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
 from collbench.records.case_rows import gather_case_rows, smallest_change
-from collbench.records.machines import name_machine
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.case_words import describe_case
@@ -49,31 +49,25 @@ class Known(NamedTuple):
 
 def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     """Add these runs, of one night, to ``book``, and return what it says of them by that night and
-    those before. ``machine`` as in Book.add. Raises UsageError and CannotRun."""
+    those before. ``machine`` as in Book.add. Raises UsageError, also for runs that are kept under
+    another machine, and CannotRun."""
     for file in files:
         book.add(file, machine)
-    machine, tonight, taus = (
-        machine or name_machine(files[0]),
-        nights_.nights_of(files),
-        _list_taus(files),
-    )
+        run_machine = book.find_machine(file.run.id)
+        if machine not in ("", run_machine):
+            raise UsageError(
+                f"{file.run.id} was added as a run of {run_machine}, and --machine names {machine}",
+                f"give --machine '{run_machine}', or leave it out",
+            )
+    machine = book.find_machine(files[0].run.id)
+    tonight, taus = nights_.nights_of(files), _list_taus(files)
     last = max((night.day for night in tonight.values()), default="")
     series = [
         series.until(last)
         for series in book.series(machine)
         if series.key in tonight and series.nights[0].day <= last
     ]
-    return Known(
-        series,
-        make_outlook(
-            machine,
-            series,
-            book.anchors(machine, last),
-            taus=taus,
-            reviewed=book.reviewed(machine, last),
-        ),
-        taus,
-    )
+    return Known(series, make_outlook(machine, series, taus=taus), taus)
 
 
 class Candidate(NamedTuple):

@@ -124,7 +124,6 @@ def add(options: AddOptions) -> None:
     from collbench.features.health.history import open_book
     from collbench.features.health.history.nights import nights_of
     from collbench.records import run_file, store
-    from collbench.records.machines import name_machine
 
     files = [run_file.read_digest(store.find_run(name)) for name in options.runs]
     with open_book(options.history) as book:
@@ -137,7 +136,9 @@ def add(options: AddOptions) -> None:
                 if new
                 else "was there already"
             )
-            name = options.machine or name_machine(file)
+            name = book.find_machine(file.run.id)
+            if options.machine not in ("", name):
+                what += f"; --machine has no effect, as it was added as a run of {name} before"
             typer.echo(plain_line(f"{file.run.id}: {what}; night {night.day} of {name}"))
 
 
@@ -204,9 +205,7 @@ def trend(options: TrendOptions) -> None:
                 f"no row of {name} matches these options",
                 "collbench history list shows what there is",
             )
-        outlook = make_outlook(
-            name, series, book.anchors(name), share, reviewed=book.reviewed(name)
-        )
+        outlook = make_outlook(name, series, share)
     document = views.make_document(outlook, options.everything, terminal.text_width())
     if page:
         files.save_text(

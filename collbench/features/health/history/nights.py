@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ HOSTS = "host_fingerprints"  # beside a run's environment in the database
 
 class NightLaunch(NamedTuple):
     """A row in one launch of a run: its median in nanoseconds, how it was measured, and why it may
-    not be judged. ``number`` is that of its world."""
+    not be judged. ``number`` is that of its world, ``started`` when its run began, in ISO 8601."""
 
     run: str
     number: int
@@ -45,6 +45,7 @@ class NightLaunch(NamedTuple):
     samples: int
     manner: str
     unfit: str
+    started: str
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     manner: str
     runs: tuple[str, ...]
     unfit: str = ""
+    started: str = ""  # when its first run began, in ISO 8601
 
     @property
     def unfit_reason(self) -> str:
@@ -88,17 +90,29 @@ class Stretch(NamedTuple):
         return [night for night in self.nights if night.valid]
 
 
+class Review(NamedTuple):
+    """A level of a row that was reviewed, the logarithm of its median since the night ``begins``.
+    One that was ``accepted`` begins a segment there. ``night`` is the last one before the review,
+    and the level is that of its way."""
+
+    begins: str
+    reason: str
+    accepted: bool
+    level: float
+    night: Night
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A row of one machine over all its nights, oldest first. ``accepted`` are the (day, reason)
-    from which on another level was accepted; ``environments`` the facts behind each fingerprint,
-    which is of what decides for the row's backend. Of a row that was measured in several ways by
-    turns (ways.py), each has a series: its ``way`` in words, why it ``began`` where it is not the
-    first, and whether it has ``ended``."""
+    """A row of one machine over all its nights, oldest first. ``reviews`` are its levels that
+    were reviewed, oldest first; ``environments`` the facts behind each fingerprint, which is of
+    what decides for the row's backend. Of a row that was measured in several ways by turns
+    (ways.py), each has a series: its ``way`` in words, why it ``began`` where it is not the first,
+    and whether it has ``ended``."""
 
     machine: str
     case: Case
     nights: Sequence[Night]
-    accepted: Sequence[tuple[str, str]] = ()
+    reviews: Sequence[Review] = ()
     environments: Mapping[str, Mapping[str, Any]] = {}
     way: str = ""
     began: str = ""
@@ -141,15 +155,19 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._between(*self.nights[index - 1 : index + 1]) if index else ""
 
     def until(self, day: str) -> Series:
-        """The series up to the night ``day``."""
+        """The series up to the night ``day``, with the levels that begin by then."""
         return msgspec.structs.replace(
-            self, nights=[night for night in self.nights if night.day <= day]
+            self,
+            nights=[night for night in self.nights if night.day <= day],
+            reviews=[review for review in self.reviews if review.begins <= day],
         )
 
     def _between(self, before: Night, after: Night) -> str:
         """The reason why the night ``after`` begins a new stretch, or an empty string."""
         reasons = [
-            f"accepted: {reason}" for day, reason in self.accepted if before.day < day <= after.day
+            f"accepted: {review.reason}"
+            for review in self.reviews
+            if review.accepted and before.day < review.begins <= after.day
         ]
         if before.fingerprint != after.fingerprint:
             reasons.append(self._changed(before.fingerprint, after.fingerprint))
@@ -196,12 +214,27 @@ def narrow_fingerprint(name: str, facts: Mapping[str, Any], backend: str) -> str
 
 def night_of(started: str) -> str:
     """The night that a time (ISO, with its offset from UTC) belongs to. Raises UsageError."""
+    return (_parse_time(started) - NOON).date().isoformat()
+
+
+def find_night_before(nights: Sequence[Night], when: str) -> Night:
+    """The last night that began before the time ``when``. Where none did, as of a level that comes
+    from another history, or where ``when`` is not a time, the first one: it stays the same when
+    nights are added."""
     try:
-        return (datetime.fromisoformat(started).astimezone(UTC) - NOON).date().isoformat()
-    except ValueError as e:
-        raise UsageError(
-            f"'{started}' is not a time", "write it as 2026-01-02T03:04:05+00:00"
-        ) from e
+        limit = _parse_time(when)
+    except UsageError:
+        return nights[0]
+    return next((n for n in reversed(nights) if _parse_time(n.started) < limit), nights[0])
+
+
+@lru_cache(1 << 12)
+def _parse_time(text: str) -> datetime:
+    """A time in ISO 8601, in UTC. Raises UsageError."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError) as e:
+        raise UsageError(f"'{text}' is not a time", "write it as 2026-01-02T03:04:05+00:00") from e
 
 
 def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
@@ -237,6 +270,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
                 row.samples,
                 manner,
                 " ".join(row.ungated),
+                run.started,
             )
             for row in sorted(rows.select_fit(side.rows), key=lambda row: row.launch.world)
         ]
@@ -277,6 +311,7 @@ def _make_night(launches: Sequence[NightLaunch]) -> Night:
         manner=first.manner,
         runs=tuple(dict.fromkeys(launch.run for launch in launches)),
         unfit="" if fit else first.unfit,
+        started=first.started,
     )
 
 

@@ -12,7 +12,7 @@ from collbench.features.health.history.gates import RECENT, Creep, find_creep
 from collbench.features.health.history.levels import TAU
 from collbench.features.health.history.nights import Series, first_level
 from collbench.features.health.history.shifts import Shift, find_shifts
-from collbench.features.health.history.ways import find_current, split_ways
+from collbench.features.health.history.ways import split_ways
 from collbench.records import stats
 
 
@@ -62,20 +62,12 @@ class Outlook(NamedTuple):
 def make_outlook(
     machine: str,
     series: Sequence[Series],
-    anchors: Mapping[str, float],
     tau: float = TAU,
     taus: Mapping[str, float] = {},
-    reviewed: Mapping[str, str] = {},
 ) -> Outlook:
-    """``anchors`` are the reviewed levels by key, as of Book.anchors, and ``reviewed`` the days on
-    which they were; ``taus`` the smallest changes that matter of rows by key, in place of ``tau``.
-    Neighbours need not have the same: of theirs the median holds. Of a row that was measured in
-    several ways, the anchor is that of the way of its day."""
-    own_anchors = {
-        find_current(row, reviewed.get(row.key, "")).name: anchors[row.key]
-        for row in series
-        if row.key in anchors
-    }
+    """``taus`` are the smallest changes that matter of rows by key, in place of ``tau``. Neighbours
+    need not have the same: of theirs the median holds. Of a row that was measured in several ways,
+    each is held against its own last reviewed level."""
     series = [way for row in series for way in split_ways(row)]
     taus_by_key = {row.key: taus.get(row.key, tau) for row in series}
     tau = min(taus_by_key.values(), default=tau)
@@ -88,7 +80,7 @@ def make_outlook(
         row.name for shift in shifts if shift.agreed and shift.delta > 0 for row in shift.stands
     }
     drifts = {
-        row.name: _find_creep(row, own_anchors.get(row.name), taus_by_key[row.key])
+        row.name: _find_creep(row, taus_by_key[row.key])
         for row in series
         if row.name not in explained and not row.ended
     }
@@ -104,12 +96,13 @@ def make_outlook(
     )
 
 
-def _find_creep(series: Series, anchor: float | None, tau: float) -> Creep:
-    """Against the reviewed level; without one, against that with which the last segment began."""
+def _find_creep(series: Series, tau: float) -> Creep:
+    """Against the level that was reviewed last; without one, against that with which the last
+    segment began."""
     if not series.segments:
         return Creep(False, 0.0, 0)
     last = series.segments[-1]
-    level = first_level(last) if anchor is None else anchor
+    level = series.reviews[-1].level if series.reviews else first_level(last)
     return (
         Creep(False, 0.0, 0)
         if level is None

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,11 @@ from collbench.core.text import print_message
 from collbench.features.health.history import nights
 from collbench.features.health.history.baselines import Baseline
 from collbench.features.health.history.nights import (
+    Night,
     NightLaunch,
+    Review,
     Series,
+    find_night_before,
     launches_of,
     merge_nights,
     narrow_fingerprint,
@@ -86,7 +89,8 @@ MIGRATIONS = {  # to the version after
 
 
 # the fields of nights.NightLaunch behind the row's key
-LAUNCHES = """SELECT rows.key, runs.id, launch, night, fingerprint, median, samples, manner, unfit
+LAUNCHES = """SELECT rows.key, runs.id, launch, night, fingerprint, median, samples, manner,
+  unfit, started
   FROM rows JOIN runs ON runs.id = rows.run WHERE machine = ? ORDER BY started, runs.id, launch"""
 
 
@@ -168,8 +172,14 @@ class Book:
 
     def holds(self, run: str) -> bool:
         """Whether the run of this id is kept."""
-        with self._transaction() as to:
-            return bool(to.execute("SELECT 1 FROM runs WHERE id = ?", [run]).fetchall())
+        return bool(self._machines_of(run))
+
+    def find_machine(self, run: str) -> str:
+        """The machine under which the run of this id is kept. Raises UsageError if it is not."""
+        machines = self._machines_of(run)
+        if not machines:
+            raise UsageError(f"{run} is not kept", f"collbench history add {run} keeps it")
+        return machines[0]
 
     def accept(self, baseline: Baseline) -> bool:
         """Keeps a reviewed baseline; False where it was there."""
@@ -196,25 +206,6 @@ class Book:
             lines = to.execute(query, [machine]).fetchall()
         return [self._decoded(Baseline, "baselines", *line) for line in lines]
 
-    def anchors(self, machine: str, last: str = "") -> dict[str, float]:
-        """Logarithms by key: of the median in the latest baseline that has the row; of those
-        only that begin by the night ``last``, if it is given."""
-        reviewed = [
-            baseline for baseline in self.baselines(machine) if not last or baseline.begins <= last
-        ]
-        return {
-            key: math.log(row.median) for baseline in reviewed for key, row in baseline.rows.items()
-        }
-
-    def reviewed(self, machine: str, last: str = "") -> dict[str, str]:
-        """The days on which the ``anchors`` were reviewed, by key."""
-        return {
-            key: baseline.when[:10]
-            for baseline in self.baselines(machine)
-            if not last or baseline.begins <= last
-            for key in baseline.rows
-        }
-
     def series(self, machine: str, part: Part | None = None) -> list[Series]:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""
@@ -239,18 +230,21 @@ class Book:
             }
             for backend in {case.backend for case in cases.values()}
         }
-        accepted = [baseline for baseline in self.baselines(machine) if baseline.accepted]
+        merged = {
+            key: merge_nights(launches[key], prints[case.backend]) for key, case in cases.items()
+        }
+        baselines = self.baselines(machine)
         return [
             Series(
                 machine=machine,
                 case=case,
-                nights=merge_nights(launches[key], prints[case.backend]),
+                nights=merged[key],
                 environments={
                     prints[case.backend][name]: facts for name, facts in environments.items()
                 },
-                accepted=[
-                    (baseline.begins, baseline.reason)
-                    for baseline in accepted
+                reviews=[
+                    _make_review(baseline, key, merged[key])
+                    for baseline in baselines
                     if key in baseline.rows
                 ],
             )
@@ -258,6 +252,11 @@ class Book:
                 cases.items(), key=lambda item: (_line_key(item[1]), item[1].nbytes)
             )
         ]
+
+    def _machines_of(self, run: str) -> list[str]:
+        with self._transaction() as to:
+            lines = to.execute("SELECT machine FROM runs WHERE id = ?", [run]).fetchall()
+        return [machine for (machine,) in lines]
 
     def _ready(self) -> None:
         """Tables as this version knows them: made where there are none, migrated where they are
@@ -290,21 +289,23 @@ class Book:
     def _transaction(self, begin: str = "BEGIN") -> Iterator[sqlite3.Connection]:
         """A transaction that ``begin`` begins: all that is done in it, or nothing. Who reads first
         and then writes would have to fail, so writers begin with BEGIN IMMEDIATE."""
+        connection = self._connection
         with self._refuse_failures():
-            self._connection.execute(begin)
-            with self._connection:
-                yield self._connection
+            try:
+                with self._announce_wait():
+                    connection.execute(begin)
+                    # BEGIN alone takes no lock: the first statement does
+                    connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+                yield connection
+                with self._announce_wait():
+                    connection.commit()  # waits for those that read
+            except BaseException:
+                connection.rollback()
+                raise
 
     @contextmanager
     def _refuse_failures(self) -> Iterator[None]:
-        """Raises errors of SQLite as CannotRun, in one line. Where it takes long, that is
-        said."""
-        waiting = f"history at {self.name} does not answer yet: does another process hold it?"
-        patience = threading.Timer(
-            SAY_SECONDS, print_message, [f"{waiting} waiting up to {WAIT} s"]
-        )
-        patience.daemon = True
-        patience.start()
+        """Raises errors of SQLite as CannotRun, in one line."""
         try:
             yield
         except sqlite3.Error as e:
@@ -313,6 +314,19 @@ class Book:
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(f"history at {self.name}: {complaint}", hint) from None
+
+    @contextmanager
+    def _announce_wait(self) -> Iterator[None]:
+        """Print that the history does not answer yet, where a statement waits for a lock. No
+        work on the rows may be in it: that can take long, too."""
+        waiting = f"history at {self.name} does not answer yet: does another process hold it?"
+        patience = threading.Timer(
+            SAY_SECONDS, print_message, [f"{waiting} waiting up to {WAIT} s"]
+        )
+        patience.daemon = True
+        patience.start()
+        try:
+            yield
         finally:
             patience.cancel()
 
@@ -389,6 +403,17 @@ def _decode_case(spec: str) -> Case | None:
         return msgspec.json.decode(spec, type=Case)
     except msgspec.DecodeError:
         return None
+
+
+def _make_review(baseline: Baseline, key: str, row: Sequence[Night]) -> Review:
+    """What ``baseline`` says of the row of this key, of which these are the nights."""
+    return Review(
+        baseline.begins,
+        baseline.reason,
+        baseline.accepted,
+        math.log(baseline.rows[key].median),
+        find_night_before(row, baseline.when),
+    )
 
 
 def _line_key(case: Case) -> str:

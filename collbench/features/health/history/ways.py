@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from collbench.features.health.history.gates import PAST
-from collbench.features.health.history.nights import Night, Series
+from collbench.features.health.history.nights import Night, Review, Series
 from collbench.machine import environment
 
 RETURN = 30  # days within which a way that comes back goes on with its history
@@ -40,22 +40,27 @@ class Past(NamedTuple):
 
 def split_ways(series: Series) -> list[Series]:
     """The histories of a row, in the order in which they begin: itself, where its nights do not go
-    to and fro between ways."""
+    to and fro between ways. A reviewed level is of one of them."""
     tracks = _make_tracks(series, _list_epochs(series.nights))
     if len(tracks) < 2:
         return [series]
-    labels = _label_tracks(series, tracks)
+    reviewed = [_find_reviewed(series.nights, review) for review in series.reviews]
     days = {day: index for index, day in enumerate(dict.fromkeys(n.day for n in series.nights))}
-    return [
-        replace(
-            series,
-            nights=[series.nights[index] for index in indices],
-            way=label,
-            began=series.explain_change(indices[0]),
-            ended=_has_ended([days[series.nights[index].day] for index in indices], len(days)),
+    ways = []
+    for label, track in zip(_label_tracks(series, tracks), tracks, strict=True):
+        indices = _list_indices(track)
+        pairs = zip(series.reviews, reviewed, strict=True)
+        own = replace(series, reviews=[review for review, index in pairs if index in indices])
+        ways.append(
+            replace(
+                own,
+                nights=[series.nights[index] for index in indices],
+                way=label,
+                began=own.explain_change(indices[0]),
+                ended=_has_ended([days[series.nights[index].day] for index in indices], len(days)),
+            )
         )
-        for label, indices in zip(labels, map(_list_indices, tracks), strict=True)
-    ]
+    return ways
 
 
 def find_past(series: Series, tonight: Night) -> Past:
@@ -69,14 +74,24 @@ def find_past(series: Series, tonight: Night) -> Past:
     return Past([], "")
 
 
-def find_current(series: Series, last: str = "") -> Series:
-    """The history of the way in which the last night was measured; of nights up to ``last``, if it
-    is given and there are any."""
+def find_current(series: Series) -> Series:
+    """The history of the way in which the last night was measured."""
     if not series.nights:
         return series
-    nights = [night for night in series.nights if not last or night.day <= last]
-    latest = (nights or series.nights)[-1]
+    latest = series.nights[-1]
     return next(way for way in split_ways(series) if any(n is latest for n in way.nights))
+
+
+def _find_reviewed(nights: Sequence[Night], review: Review) -> int | None:
+    """The index of the last night by that before the review that was measured in its way; None if
+    the series does not go so far."""
+    last = review.night
+    way = last.fingerprint, last.manner
+    for index in range(len(nights) - 1, -1, -1):
+        night = nights[index]
+        if night.day <= last.day and (night.fingerprint, night.manner) == way:
+            return index
+    return None
 
 
 def _list_indices(track: Iterable[_Epoch]) -> list[int]:

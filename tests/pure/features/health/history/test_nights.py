@@ -20,7 +20,7 @@ from collbench.features.health.history import nights as history
 from collbench.features.health.history import view as trends
 from collbench.features.health.history.gates import confirm_reruns, find_creep, gate_night
 from collbench.features.health.history.levels import find_changes
-from collbench.features.health.history.nights import Night, Series
+from collbench.features.health.history.nights import Night, Review, Series
 from collbench.features.health.history.outlook import make_outlook
 from collbench.features.health.history.shifts import find_shifts
 from collbench.features.health.history.ways import find_past
@@ -40,6 +40,12 @@ def series(values: list[float], of: object = CASE, **fields: object) -> Series:
         for n, v in enumerate(values)
     ]
     return Series(machine="node1", case=of, nights=made)
+
+
+def accept_since(row: Series, begins: str, reason: str) -> Series:
+    """The row with a level that was accepted after its last night."""
+    review = Review(begins, reason, accepted=True, level=row.nights[-1].value, night=row.nights[-1])
+    return msgspec.structs.replace(row, reviews=[*row.reviews, review])
 
 
 def histories(files: list[RunFile]) -> list[Series]:
@@ -163,7 +169,7 @@ def test_many_small_steps_creep_past_the_anchor() -> None:
     assert not find_creep(values[:30], 0.0, 0.03).found and find_creep(values, 0.0, 0.03).found
     assert not find_creep(values[-6:], 0.0, 0.03).found  # too few to prove anything
     row = series([0.0005 * n + 0.01 * (-1) ** n for n in range(170)])
-    found = make_outlook("node1", [row], {})
+    found = make_outlook("node1", [row])
     assert not found.changed and list(found.creeping) == [row.key]
     assert "crept beyond the baseline" in trends.make_headline(found)
 
@@ -204,7 +210,7 @@ def test_sixty_nights_with_a_step_in_one_band_of_sizes_name_night_and_rows_and_n
         return 0.05 if slower else 0.0
 
     rows = histories(list(nights(swept("all_reduce", "all_gather"), 60, level)))
-    found = make_outlook("node1", rows, {})
+    found = make_outlook("node1", rows)
     (shift,) = found.changed
     assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
     assert shift.collective == "all_reduce" and shift.sizes == [1 << 20, 2 << 20, 4 << 20, 8 << 20]
@@ -262,7 +268,7 @@ def test_a_step_that_gets_slower_on_a_night_is_named_by_the_part_that_does(slowe
         return more.get(what.collective, 0.0) if what in ddp and number >= 40 else 0.0
 
     rows = histories(list(nights([*ddp, *fsdp, *swept("all_reduce")], 60, level)))
-    found = make_outlook("node1", rows, {})
+    found = make_outlook("node1", rows)
     (shift,) = found.changed
     assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
     assert {row.case.collective for row in shift.rows} == {"step", slower}
@@ -275,7 +281,7 @@ def test_a_step_that_gets_slower_on_a_night_is_named_by_the_part_that_does(slowe
 def test_a_part_of_a_step_that_changes_alone_is_no_alarm() -> None:
     ddp = parts("ddp:gpt2-124m")
     level = lambda what, night: 0.1 * (what.collective == "communication" and night >= 20)
-    found = make_outlook("node1", histories(list(nights(ddp, 40, level))), {})
+    found = make_outlook("node1", histories(list(nights(ddp, 40, level))))
     assert found.changed == []
     assert any(shift.rows[0].case.collective == "communication" for shift in found.shifts)
 
@@ -306,7 +312,7 @@ def begun(values: list[float], place: int, **fields: object) -> list[Series]:
 def test_what_changed_before_a_new_segment_is_history_and_stands_no_more() -> None:
     quiet = [0.001 * (-1) ** n for n in range(80)]
     slow = [v + 0.08 * (30 <= n < 50) for n, v in enumerate(quiet)]
-    found = make_outlook("node1", begun(slow, 50, fingerprint="g"), {})
+    found = make_outlook("node1", begun(slow, 50, fingerprint="g"))
     (shift,) = found.changed
     assert (shift.agreed, shift.standing, shift.over) == (True, False, True)
     assert (
@@ -319,14 +325,12 @@ def test_what_changed_before_a_new_segment_is_history_and_stands_no_more() -> No
         {"fingerprint": "f"},
         {"manner": "m"},
     ):  # nothing new began: the level before is back
-        assert [
-            one.over for one in make_outlook("node1", begun(slow, 50, **fields), {}).changed
-        ] == [
+        assert [one.over for one in make_outlook("node1", begun(slow, 50, **fields)).changed] == [
             False,
             False,
         ]
     again = [v + 0.08 * (n >= 70) for n, v in enumerate(slow)]
-    changed = make_outlook("node1", begun(again, 50, fingerprint="g"), {}).changed
+    changed = make_outlook("node1", begun(again, 50, fingerprint="g")).changed
     assert [(one.standing, one.over) for one in changed] == [(False, True), (True, False)]
 
 
@@ -334,30 +338,27 @@ def test_what_changed_before_a_new_segment_is_history_and_stands_no_more() -> No
 def test_a_level_accepted_since_the_change_or_later_ends_its_alarm(later: int) -> None:
     values = [0.001 * (-1) ** n + 0.08 * (n >= 30) for n in range(60)]
     rows = begun(values, 60)
-    (before,) = make_outlook("node1", rows, {}).changed
+    (before,) = make_outlook("node1", rows).changed
     assert before.standing
-    taken = [(rows[0].nights[30 + later].day, "a new switch")]
-    found = make_outlook(
-        "node1", [msgspec.structs.replace(row, accepted=taken) for row in rows], {}
-    )
+    day = rows[0].nights[30 + later].day
+    found = make_outlook("node1", [accept_since(row, day, "a new switch") for row in rows])
     assert (
         not any(shift.standing for shift in found.changed) and trends.find_weight(found) == "good"
     )
-    half = make_outlook(
-        "node1",
-        [msgspec.structs.replace(rows[0], accepted=[(before.day, "this one")]), rows[1]],
-        {},
-    )
+    half = make_outlook("node1", [accept_since(rows[0], before.day, "this one"), rows[1]])
     assert [row.key for shift in half.shifts for row in shift.stands] == [rows[1].key]
 
 
 def test_what_changed_before_a_new_segment_hides_no_creep_since() -> None:
     values = [0.001 * (-1) ** n + 0.1 * (n >= 20) for n in range(60)]
-    reviewed = {row.key: 0.0 for row in begun(values, 40)}
-    assert not make_outlook(
-        "node1", begun(values, 60), reviewed
-    ).creeping  # the change stands, and says as much
-    found = make_outlook("node1", begun(values, 40, fingerprint="g"), reviewed)
+
+    def reviewed(rows: list[Series]) -> list[Series]:
+        level = Review("2026-01-01", "as measured", False, 0.0, rows[0].nights[0])
+        return [msgspec.structs.replace(row, reviews=[level]) for row in rows]
+
+    unbroken = make_outlook("node1", reviewed(begun(values, 60)))
+    assert not unbroken.creeping  # the change stands, and says as much
+    found = make_outlook("node1", reviewed(begun(values, 40, fingerprint="g")))
     assert [(shift.delta > 0, shift.standing) for shift in found.changed] == [(True, False)]
     assert (
         set(found.creeping) == {row.key for row in found.series}
@@ -411,7 +412,7 @@ def test_a_new_fingerprint_or_manner_or_an_accepted_level_begins_a_segment_and_s
         ("first night", 5),
         ("kernel 6.1.0 -> 6.2.0", 3),
     ]
-    taken = msgspec.structs.replace(row, accepted=[("2026-01-03", "a new switch")])
+    taken = accept_since(row, "2026-01-03", "a new switch")
     assert [part.why for part in taken.segments][1] == "accepted: a new switch"
     assert [len(part.nights) for part in taken.segments] == [2, 3, 3]
     assert len(find_past(taken, taken.nights[4]).values) == 2
@@ -463,7 +464,7 @@ def test_no_change_point_reaches_over_the_beginning_of_a_segment() -> None:
         for n in range(40)
     ]
     assert find_shifts(histories(files)) == []
-    found = make_outlook("node1", histories(files), {})
+    found = make_outlook("node1", histories(files))
     assert [(one.why, one.rows) for one in found.beginnings] == [("kernel 6.1.0 -> 6.2.0", 2)]
     same = [
         msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, environment=newer))
@@ -560,7 +561,7 @@ def test_the_trend_as_page_and_text_shows_series_changes_and_beginnings_and_esca
         )
         for n in range(40)
     ]
-    found = make_outlook(evil, histories(files), {})
+    found = make_outlook(evil, histories(files))
     page = html.render_page(trends.make_document(found))
     assert (
         evil not in page
@@ -582,7 +583,7 @@ def test_the_trend_as_page_and_text_shows_series_changes_and_beginnings_and_esca
 @pytest.mark.parametrize(("nights", "weight"), [(1, "notice"), (5, "notice"), (6, "good")])
 def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: str) -> None:
     row = swept("all_reduce", sizes=[1 << 20])[0]
-    found = make_outlook("h", histories([dated(n, {row: 1e6}) for n in range(nights)]), {})
+    found = make_outlook("h", histories([dated(n, {row: 1e6}) for n in range(nights)]))
     assert trends.find_weight(found) == weight
     assert (trends.make_headline(found) == "no change") == (weight == "good")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
+from factories import case, dated
 
 from collbench.core.errors import CannotRun
 from collbench.features.health.history import storage
+from collbench.suite.case import Case
 
 
 def test_a_history_that_is_held_by_another_is_said_to_be(
@@ -32,3 +35,37 @@ def test_a_history_that_answers_says_nothing(
 ) -> None:
     storage.Book(str(tmp_path / "history.sqlite")).close()
     assert capsys.readouterr().err == ""
+
+
+def test_long_work_on_rows_is_not_said_to_be_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode = storage._decode_case
+
+    def decode_slowly(spec: str) -> Case | None:
+        time.sleep(0.3)
+        return decode(spec)
+
+    with storage.Book(str(tmp_path / "history.sqlite")) as book:
+        book.add(dated(0, {case(): 1e6}))
+        monkeypatch.setattr(storage, "SAY_SECONDS", 0.1)
+        monkeypatch.setattr(storage, "_decode_case", decode_slowly)
+        assert len(book.series("node1")) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_writer_that_waits_for_a_reader_says_so_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "history.sqlite"
+    monkeypatch.setattr(storage, "WAIT", 1)
+    with storage.Book(str(path)) as book:
+        monkeypatch.setattr(storage, "SAY_SECONDS", 0.1)
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM runs").fetchall()
+        with pytest.raises(CannotRun, match="locked"):
+            book.add(dated(0, {case(): 1e6}))
+        reader.close()
+        assert "does not answer yet" in capsys.readouterr().err
+        assert book.add(dated(0, {case(): 1e6}))

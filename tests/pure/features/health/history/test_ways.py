@@ -12,7 +12,7 @@ import pytest
 from factories import swept
 
 from collbench.features.health.history import baselines, gates
-from collbench.features.health.history.nights import Night, Series
+from collbench.features.health.history.nights import Night, Review, Series, find_night_before
 from collbench.features.health.history.outlook import Outlook, make_outlook
 from collbench.features.health.history.view import list_sentences, make_document
 from collbench.features.health.history.ways import find_current, find_past, split_ways
@@ -55,7 +55,7 @@ def rows(
 
 
 def outlook(series: Sequence[Series]) -> Outlook:
-    return make_outlook("node1", series, {})
+    return make_outlook("node1", series)
 
 
 def texts(made: Outlook) -> str:
@@ -190,17 +190,68 @@ def test_an_unknown_manner_is_no_way() -> None:
     assert len(split_ways(msgspec.structs.replace(row, nights=nights))) == 1
 
 
+def review(row: Series, night: int, begins: str = "", change: float = 0.0) -> Series:
+    """The row with a level that was reviewed after the night of this index, and is by ``change``
+    off; one that ``begins`` is accepted."""
+    last = row.nights[night]
+    level = Review(begins or "2026-01-01", "new switch", bool(begins), last.value + change, last)
+    return msgspec.structs.replace(row, reviews=[*row.reviews, level])
+
+
 def test_a_level_is_learned_of_the_current_way_and_held_against_it_alone() -> None:
     series = rows(TURNS)
     assert find_current(series[0]).way == "libraries.torch 2.13.0"
     level = baselines.learn_baseline(series, "as measured", "")
-    anchors = {key: math.log(row.median) for key, row in level.rows.items()}
-    assert anchors[series[0].key] == pytest.approx(13.15, abs=0.02)
-    days = dict.fromkeys(anchors, series[0].nights[-1].day)
-    assert make_outlook("node1", series, anchors, reviewed=days).creeping == {}
-    low = {key: value - 0.2 for key, value in anchors.items()}
-    creeping = make_outlook("node1", series, low, reviewed=days).creeping
+    assert math.log(level.rows[series[0].key].median) == pytest.approx(13.15, abs=0.02)
+    assert outlook([review(row, -1) for row in series]).creeping == {}
+    creeping = outlook([review(row, -1, change=-0.2) for row in series]).creeping
     assert {name.partition(" (")[2] for name in creeping} == {"libraries.torch 2.13.0)"}
+
+
+def test_each_way_is_held_against_its_own_reviewed_level() -> None:
+    twice = [review(review(row, -2, change=-0.2), -1, change=-0.2) for row in rows(TURNS)]
+    ways = ("libraries.torch 2.12.0", "libraries.torch 2.13.0")
+    assert sorted(outlook(twice).creeping) == sorted(
+        f"{row.key} ({way})" for row in twice for way in ways
+    )
+
+
+def test_an_accepted_level_begins_a_segment_of_its_way_alone() -> None:
+    row = rows(TURNS)[0]
+    old, new = split_ways(review(row, -1, row.nights[-5].day))
+    assert [len(part.nights) for part in old.segments] == [15]
+    assert [len(part.nights) for part in new.segments] == [12, 3]
+    assert new.segments[-1].why == "accepted: new switch"
+    old, new = split_ways(review(row, -2, row.nights[1].day))  # the first night of the other way
+    assert [len(part.nights) for part in old.segments] == [1, 14]
+    assert new.began == "libraries.torch 2.12.0 -> 2.13.0"
+
+
+def test_a_level_accepted_within_the_night_leaves_the_other_way_of_that_night_its_past() -> None:
+    row = rows([NEW, OLD] * 8, days=[n // 2 for n in range(16)])[0]
+    row = review(row, -2, row.nights[6].day)
+    assert len(find_past(row, row.nights[-1]).values) == 7
+    assert len(find_past(row, row.nights[-2]).values) == 4
+
+
+@pytest.mark.parametrize(
+    ("when", "index"),
+    [
+        ("2026-01-03T09:00:00+00:00", 1),
+        ("2026-01-03T09:00:00+09:00", 0),
+        ("2026-02-01T00:00:00+00:00", 2),
+        ("2025-12-01T00:00:00+00:00", 0),
+        ("yesterday", 0),
+    ],
+)
+def test_the_night_before_a_review_is_the_last_that_began_by_then(when: str, index: int) -> None:
+    """The third is named 2026-01-03 as the review is dated, and began that evening."""
+    began = ("2026-01-02T01:00:00", "2026-01-03T01:00:00", "2026-01-03T23:00:00")
+    nights = [
+        msgspec.structs.replace(night, started=f"{time}+00:00")
+        for night, time in zip(rows([OLD, NEW, OLD])[0].nights, began, strict=True)
+    ]
+    assert find_night_before(nights, when) is nights[index]
 
 
 def test_pages_and_json_name_the_way() -> None:
@@ -214,4 +265,4 @@ def test_pages_and_json_name_the_way() -> None:
 def test_a_row_without_nights_is_one_history() -> None:
     empty = Series(machine="node1", case=ROWS[0], nights=[])
     assert split_ways(empty) == [empty]
-    assert make_outlook("node1", [empty], {empty.key: 1.0}).creeping == {}
+    assert outlook([empty]).creeping == {}
