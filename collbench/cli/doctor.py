@@ -25,6 +25,7 @@ from collbench.core.backend_info import list_infos
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.machine import cpus, environment, load, memory
+from collbench.machine.routes import find_named_interface
 from collbench.records import stats
 from collbench.records.types import Record, World
 from collbench.run import plan
@@ -125,9 +126,9 @@ def _check_backends() -> Iterator[Finding]:
 
 
 def _check_interface() -> Finding:
-    """Which interface Gloo takes between hosts: the one named in GLOO_SOCKET_IFNAME, else that of
-    the host's name."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    """Which interface Gloo takes between hosts: the first that GLOO_SOCKET_IFNAME names, else that
+    of the host's name."""
+    interface = find_named_interface()
     about = partial(Finding, "gloo between hosts")
     ask = "for several hosts set GLOO_SOCKET_IFNAME"
     if interface and interface not in psutil.net_if_addrs():

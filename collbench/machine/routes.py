@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from collbench.machine import sysfs
@@ -29,3 +30,9 @@ def _is_usable(flags: str) -> bool:
         return int(flags, 16) & (UP | REJECT) == UP
     except ValueError:
         return False
+
+
+def find_named_interface() -> str:
+    """The first interface that GLOO_SOCKET_IFNAME names, at which ranks of several hosts meet; ""
+    where it names none."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()

@@ -28,6 +28,7 @@ import psutil
 
 from collbench.core.errors import CannotRun, RunBroken
 from collbench.machine import environment
+from collbench.machine.routes import find_named_interface
 from collbench.run.launch import environments, folders
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Door
@@ -163,11 +164,13 @@ def own_address(host: str) -> str:
 
 
 def chosen_address() -> str:
-    """This host's on the interface that GLOO_SOCKET_IFNAME names, else on the first that is up and
-    not loopback."""
-    interface, up = os.environ.get("GLOO_SOCKET_IFNAME", ""), psutil.net_if_stats()
+    """This host's on the interface that GLOO_SOCKET_IFNAME names first, else on the first that is
+    up and not loopback."""
+    interface = find_named_interface()
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     for name, addresses in psutil.net_if_addrs().items():
-        if name == interface or (not interface and name != LOOPBACK and up[name].isup):
+        card = name.partition(":")[0]  # an address may have a label: lo:0
+        if name == interface or (not interface and card != LOOPBACK and card in up):
             for address in addresses:
                 if address.family == socket.AF_INET and not address.address.startswith("127."):
                     return address.address

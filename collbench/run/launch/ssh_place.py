@@ -18,6 +18,7 @@ from collbench.core.errors import Exit
 from collbench.core.text import print_message
 from collbench.core.version import __version__
 from collbench.machine import cpus, environment
+from collbench.machine.routes import find_named_interface
 from collbench.run.launch import folders, join, rendezvous
 from collbench.run.launch.keeper import Keeper
 from collbench.run.launch.launched import Errand, carry_out
@@ -66,7 +67,7 @@ def find_address(connection: str) -> str:
     fields = connection.split()
     reached = fields[2] if len(fields) == 4 else ""
     is_local = reached.startswith("127.") or reached == "::1" or "%" in reached
-    if reached and not is_local and not os.environ.get("GLOO_SOCKET_IFNAME"):
+    if reached and not is_local and not find_named_interface():
         return reached
     return rendezvous.chosen_address() or reached or "127.0.0.1"
 

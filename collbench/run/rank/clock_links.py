@@ -10,7 +10,6 @@ the 16 random bytes that the child was told over the control group.
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
 import selectors
@@ -22,6 +21,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from collbench.core.errors import first_line
+from collbench.machine.routes import find_named_interface
 from collbench.run.rank.control import Control
 
 CONNECT_S = 10.0
@@ -42,7 +42,7 @@ Offer = tuple[str, int, dict[str, str]]  # address, port, and each child's token
 def control_address() -> str:
     """Where the control group listens: on the interface of GLOO_SOCKET_IFNAME, else as this host's
     name resolves."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    name = find_named_interface()
     if not name:
         return socket.gethostbyname(socket.gethostname())
     addresses = {a.family: a.address for a in psutil.net_if_addrs().get(name, ())}

@@ -534,6 +534,26 @@ def test_one_host_meets_in_a_private_folder(
         pass
 
 
+@pytest.mark.parametrize(
+    ("named", "address"),
+    [("", "10.1.0.1"), ("eth1", "10.2.0.1"), ("eth1,eth0", "10.2.0.1"), ("eth7", "")],
+)
+def test_an_address_is_of_the_first_interface_named_or_up(
+    monkeypatch: pytest.MonkeyPatch, named: str, address: str
+) -> None:
+    """An address with a label (lo:0) is that of an interface which has no statistics of its own."""
+    names = {"lo": "127.0.0.1", "lo:0": "10.9.9.9", "eth9": "10.9.0.1"}
+    names |= {"eth0": "10.1.0.1", "eth1": "10.2.0.1"}
+    found = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=at)] for name, at in names.items()
+    }
+    up = {name: SimpleNamespace(isup=name != "eth9") for name in ("lo", "eth9", "eth0", "eth1")}
+    monkeypatch.setattr(rendezvous.psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(rendezvous.psutil, "net_if_stats", lambda: up)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    assert rendezvous.chosen_address() == address
+
+
 def test_rank_0_listens_at_the_address_it_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rendezvous.own_address("localhost") == rendezvous.own_address("127.0.0.1") == "127.0.0.1"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
