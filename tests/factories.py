@@ -272,10 +272,21 @@ def order_subject(collective: str = "all_reduce", **fields: Any) -> SumOrder:
 
 
 def order_file(*records: Record, subjects: Sequence[SumOrder] = (), **fields: Any) -> RunFile:
-    """A run of orders; ``subjects`` are those of its records, by default order_subject()."""
-    about = msgspec.structs.replace(SUITE, subjects=tuple(subjects or [order_subject()]))
+    """A run of orders; ``subjects`` are those of its records, by default order_subject() of the
+    sizes that were found."""
+    if not subjects:
+        found = [size for one in records for size in one.findings.get("sizes", ())]
+        sizes = sorted({size["nbytes"] for size in found if not size.get("bisected")})
+        subjects = [order_subject(**({"sizes": tuple(sizes)} if sizes else {}))]
+        records = tuple(_of_subject(one, subjects[0]) for one in records)
+    about = msgspec.structs.replace(SUITE, subjects=tuple(subjects))
     worlds = [world(library="Gloo 1.0", ranks=hosted(4, per_host=4))]
     return make_file(records, worlds, suite=about, **fields)
+
+
+def _of_subject(made: Record, subject: SumOrder) -> Record:
+    own = msgspec.structs.replace(made.case, subject=subject.title)
+    return msgspec.structs.replace(made, case=own)
 
 
 # both sides of `collbench ab`

@@ -69,6 +69,16 @@ def test_the_rank_that_hung_a_job_is_named(bare, tmp_path: Path, packed: bool) -
     ) in told
 
 
+@pytest.mark.parametrize("broken", [{"profiling_name": "nccl:rotate"}, {"state": 5}])
+def test_a_rank_whose_call_cannot_be_read_is_not_accused(
+    bare, tmp_path: Path, broken: dict[str, Any]
+) -> None:
+    unread = [USUAL[0], USUAL[1] | broken]
+    done = bare("trace", *dumped(tmp_path, USUAL, unread, USUAL), "--format", "json")
+    told = json.loads(done.stdout)["hang"]
+    assert (done.returncode, told["ranks"]) == (3, [0, 2])
+
+
 def test_a_rank_that_called_another_size_is_named(bare, tmp_path: Path) -> None:
     odd = [USUAL[0], entry(2, "started", 8)]
     done = bare("trace", *dumped(tmp_path, USUAL, odd, USUAL), "--format", "json")

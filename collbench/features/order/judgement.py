@@ -3,7 +3,7 @@ asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from collbench.features.order.findings import (
     read_findings,
 )
 from collbench.features.order.naming import name_found
-from collbench.features.order.request import SumOrder
+from collbench.features.order.request import SumOrder, label_way
 from collbench.features.order.signature import (
     Difference,
     find_difference,
@@ -94,7 +94,8 @@ class Dependence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the order depends on a ``dimension``, and what shows it. ``number``: how many calls
     or launches were alike, or ways and settings compared; ``rarer_than``: a change that was not
     seen in them happens in a smaller share, at 95 %; 0 where that is not bounded. ``reason``: why
-    it was not asked."""
+    it was not asked; ``missing``: the sizes at which it was not, though it is the same at others.
+    ``launch``: the one whose sizes or positions are told."""
 
     dimension: Dimension
     value: Value
@@ -105,9 +106,14 @@ class Dependence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spots: tuple[Spot, ...] = ()
     ways: tuple[str, ...] = ()
     reason: str = ""
+    missing: tuple[int, ...] = ()
+    launch: int = 0
 
 
 Key = tuple[int, bool, int]  # bytes, in place, elements off alignment
+
+# ranks that have the same, and the tree and length of each of their pieces
+Trees = tuple[tuple[tuple[int, ...], tuple[tuple[str, int], ...]], ...]
 
 
 class Placed(NamedTuple):
@@ -133,6 +139,14 @@ class Placed(NamedTuple):
         return sign_order(self.ranks, self.order.proof)
 
     @property
+    def trees(self) -> Trees:
+        """What decides its names."""
+        return tuple(
+            (group.ranks, tuple((piece.tree, piece.length) for piece in group.pieces))
+            for group in self.ranks
+        )
+
+    @property
     def is_found(self) -> bool:
         """Whether every piece has a tree."""
         return bool(self.ranks) and all(p.tree for group in self.ranks for p in group.pieces)
@@ -152,13 +166,14 @@ class Launch(NamedTuple):
 
 class JudgedOrder(NamedTuple):
     """The order of a collective on a backend in one setting of the environment, over its launches;
-    ``names`` of the first one's, by size and way."""
+    ``names`` of all of its trees, and ``missing`` sizes that were asked for and not looked at."""
 
     case: Case
     subject: SumOrder
     launches: list[Launch]
     depends: dict[Dimension, Dependence]
-    names: dict[Key, Names | None]
+    names: dict[Trees, Names | None]
+    missing: tuple[int, ...] = ()
 
     @property
     def first(self) -> Launch:
@@ -166,12 +181,8 @@ class JudgedOrder(NamedTuple):
         return self.launches[0]
 
     def look_up_names(self, item: Placed) -> Names | None:
-        """The names of an order of the first launch, or of one like it."""
-        own = self.names.get(item.key)
-        if own is None and item.order.like:
-            base = next((b for b in self.first.base if b.order.nbytes == item.order.nbytes), item)
-            return self.names.get(base.key)
-        return own
+        """The names of an order that a launch found."""
+        return self.names.get(item.trees)
 
     @property
     def placed(self) -> list[Placed]:
@@ -245,7 +256,7 @@ def judge_orders(file: RunFile) -> Judgement:
     orders = []
     for key, own in launches.items():
         settings = [
-            (other, found[0])
+            (other, found)
             for other, found in launches.items()
             if replace(other, env=key.env) == key
         ]
@@ -298,28 +309,56 @@ def _gather_launch(record: Record, findings: OrderFindings, library: str) -> Lau
 
 
 def _judge_order(
-    case: Case, subject: SumOrder, launches: list[Launch], settings: list[tuple[Case, Launch]]
+    case: Case, subject: SumOrder, launches: list[Launch], settings: list[tuple[Case, list[Launch]]]
 ) -> JudgedOrder:
-    first = launches[0]
     depends = (
-        _judge_size(subject, first),
-        _judge_position(subject, first),
+        _judge_each(_judge_size, subject, launches),
+        _judge_each(_judge_position, subject, launches),
         _judge_rank(subject, launches),
         _judge_calls(subject, launches),
-        _judge_launches(launches),
+        _judge_launches(subject, launches),
         _judge_neighbours(subject, launches),
         _judge_place(subject, launches),
-        _judge_settings(case, first, settings),
+        _judge_settings(case, subject, launches, settings),
     )
-    own = [item for item in first.placed if not item.order.like]
-    names = {item.key: name_found(subject, item.ranks) for item in own}
+    by_trees = {item.trees: item.ranks for launch in launches for item in launch.placed}
+    names = {trees: name_found(subject, ranks) for trees, ranks in by_trees.items()}
     by_dimension = {dependence.dimension: dependence for dependence in depends}
-    return JudgedOrder(case, subject, launches, by_dimension, names)
+    missing = _list_missing(subject, launches)
+    return JudgedOrder(case, subject, launches, by_dimension, names, missing)
 
 
 NO_ORDER = "no order was found"
 
 LEFT_OUT = "asked for, and left out"
+
+
+def _list_missing(
+    subject: SumOrder,
+    launches: Iterable[Launch],
+    has: Callable[[Placed], object] = lambda item: True,
+) -> tuple[int, ...]:
+    """The sizes asked for that a launch does not have, or of which it does not have something."""
+    there = [{item.order.nbytes for item in launch.base if has(item)} for launch in launches]
+    return tuple(size for size in subject.sizes if any(size not in sizes for sizes in there))
+
+
+def _list_unfound(subject: SumOrder, launches: Iterable[Launch]) -> tuple[int, ...]:
+    return _list_missing(subject, launches, lambda item: item.is_found)
+
+
+def _judge_each(
+    judge: Callable[[SumOrder, Launch], Dependence], subject: SumOrder, launches: Sequence[Launch]
+) -> Dependence:
+    """What the first launch shows, or the first one in which it differs."""
+    found = [(launch.number, judge(subject, launch)) for launch in launches]
+    for number, dependence in found:
+        if dependence.value == "differs":
+            return replace(dependence, launch=number)
+    first = found[0][1]
+    if first.value == "not asked":
+        return first
+    return replace(first, missing=_list_unfound(subject, launches))
 
 
 def _judge_size(subject: SumOrder, launch: Launch) -> Dependence:
@@ -398,9 +437,12 @@ def _judge_rank(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
             _make_spot(f"rank {rank}", item.order.nbytes, pair._replace(rank=rank))
             for rank, pair in pairs
         ]
-    value: Value = "differs" if spots else "same"
     return Dependence(
-        dimension="rank", value=value, number=subject.world, spots=tuple(spots[:MAX_SPOTS])
+        dimension="rank",
+        value="differs" if spots else "same",
+        number=subject.world,
+        spots=tuple(spots[:MAX_SPOTS]),
+        missing=() if spots else _list_unfound(subject, launches),
     )
 
 
@@ -418,7 +460,8 @@ def _judge_calls(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
         reason = LEFT_OUT if subject.repeats else "--repeats 200"
         return Dependence(dimension="call", value="not asked", reason=reason)
     number = min((order.repeats.calls for order in repeated), default=0)
-    return _make_frequency("call", number, bool(changed), calls=changed)
+    missing = _list_missing(subject, launches, lambda item: item.order.repeats.calls)
+    return _make_frequency("call", number, bool(changed), missing, calls=changed)
 
 
 def _make_call_change(order: SizeOrder, repeats: Repeats, at_start: bool = False) -> CallChange:
@@ -446,6 +489,7 @@ def _make_frequency(
     dimension: Dimension,
     number: int,
     differs: bool,
+    missing: tuple[int, ...],
     calls: tuple[CallChange, ...] = (),
     spots: tuple[Spot, ...] = (),
 ) -> Dependence:
@@ -457,10 +501,11 @@ def _make_frequency(
         rarer_than=0.0 if differs else bound_rarity(number),
         calls=calls,
         spots=spots,
+        missing=() if differs else missing,
     )
 
 
-def _judge_launches(launches: Sequence[Launch]) -> Dependence:
+def _judge_launches(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
     """Whether another launch found another order, or other bits of the same data."""
     first, *others = launches
     compared = [
@@ -474,7 +519,11 @@ def _judge_launches(launches: Sequence[Launch]) -> Dependence:
         if (spot := find_spot(pairs, f"launch {launch.number + 1}", with_bits=True))
     ]
     number = len(compared) + 1
-    return _make_frequency("launch", number, bool(spots), spots=tuple(spots[:MAX_SPOTS]))
+    keys = [{item.key for item in launch.placed} for launch in launches]
+    every = {key for own in keys for key in own}
+    uncommon = {key[0] for key in every if not all(key in own for own in keys)}
+    missing = _list_missing(subject, launches, lambda item: item.order.nbytes not in uncommon)
+    return _make_frequency("launch", number, bool(spots), missing, spots=tuple(spots[:MAX_SPOTS]))
 
 
 def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Placed, Placed]]:
@@ -523,7 +572,9 @@ def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependen
         if order.neighbours.changed
     ]
     number = min(order.neighbours.calls for order in orders)
-    return _make_frequency("neighbours", number, bool(spots), spots=tuple(spots[:MAX_SPOTS]))
+    missing = _list_missing(subject, launches, lambda item: item.order.neighbours.calls)
+    shown = tuple(spots[:MAX_SPOTS])
+    return _make_frequency("neighbours", number, bool(spots), missing, spots=shown)
 
 
 def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
@@ -544,8 +595,27 @@ def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
         is_requested = len(subject.places) * len(subject.shifts) > 1
         reason = LEFT_OUT if is_requested else "--place out,in --shift 0,1"
         return Dependence(dimension="place", value="not asked", reason=reason)
-    value: Value = "differs" if spots else "same"
-    return Dependence(dimension="place", value=value, ways=tuple(ways), spots=tuple(spots.values()))
+    return Dependence(
+        dimension="place",
+        value="differs" if spots else "same",
+        ways=tuple(ways),
+        spots=tuple(spots.values()),
+        missing=() if spots else _list_unplaced(subject, launches),
+    )
+
+
+def _list_unplaced(subject: SumOrder, launches: Iterable[Launch]) -> tuple[int, ...]:
+    """The sizes asked for that a launch did not try in every way to place buffers that was asked
+    for, but those that the library refuses."""
+    missing = set()
+    for launch in launches:
+        there = {item.key for item in launch.placed}
+        dropped = launch.findings.dropped
+        for way in subject.ways:
+            refused = any(text.startswith(f"{label_way(*way)}: ") for text in dropped)
+            if not refused:
+                missing |= {size for size in subject.sizes if (size, *way) not in there}
+    return tuple(size for size in subject.sizes if size in missing)
 
 
 def describe_way(in_place: bool, shift: int) -> str:
@@ -556,23 +626,41 @@ def describe_way(in_place: bool, shift: int) -> str:
 
 
 def _judge_settings(
-    case: Case, first: Launch, settings: Sequence[tuple[Case, Launch]]
+    case: Case,
+    subject: SumOrder,
+    launches: Sequence[Launch],
+    settings: Sequence[tuple[Case, Sequence[Launch]]],
 ) -> Dependence:
     """Whether another setting of the environment has another order than this one."""
     others = [
         (other, pairs)
-        for other, launch in settings
-        if other != case and (pairs := pair_placed(first.base, launch.base))
+        for other, found in settings
+        if other != case and (pairs := _pair_launches(launches, found))
     ]
     if not others:
         return Dependence(dimension="setting", value="not asked", reason="--env NAME=V1,V2")
     spots = [
         spot for other, pairs in others if (spot := find_spot(pairs, describe_setting(other, case)))
     ]
-    value: Value = "differs" if spots else "same"
+    everyone = [launch for _, found in settings for launch in found]
     return Dependence(
-        dimension="setting", value=value, number=len(others) + 1, spots=tuple(spots[:MAX_SPOTS])
+        dimension="setting",
+        value="differs" if spots else "same",
+        number=len(others) + 1,
+        spots=tuple(spots[:MAX_SPOTS]),
+        missing=() if spots else _list_missing(subject, everyone),
     )
+
+
+def _pair_launches(
+    launches: Iterable[Launch], others: Iterable[Launch]
+) -> list[tuple[Placed, Placed]]:
+    """What each launch has in common with another setting's, the first with the first."""
+    return [
+        pair
+        for launch, other in zip(launches, others, strict=False)
+        for pair in pair_placed(launch.base, other.base)
+    ]
 
 
 def describe_setting(case: Case, other: Case) -> str:

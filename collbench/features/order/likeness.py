@@ -9,12 +9,13 @@ from collbench.core.text import format_count, plain_line
 from collbench.features.order.judgement import (
     JudgedOrder,
     Judgement,
+    Launch,
     Placed,
     Spot,
     find_spot,
     pair_placed,
 )
-from collbench.features.order.wording import describe_spot, describe_subject
+from collbench.features.order.wording import describe_spot, describe_subject, name_launch
 
 
 class Likeness(NamedTuple):
@@ -42,12 +43,21 @@ def _compare_order(order: JudgedOrder, recorded: Sequence[JudgedOrder]) -> Liken
     other = _find_counterpart(order, recorded)
     if other is None:
         return Likeness(order, None, 0, None)
-    pairs = pair_placed(_list_found(other), _list_found(order))
-    return Likeness(order, other, len(pairs), find_spot(pairs, ""))
+    recorded_items = _list_found(other.first)
+    compared = 0
+    spots: list[Spot] = []
+    for launch in order.launches:
+        pairs = pair_placed(recorded_items, _list_found(launch))
+        compared += len(pairs)
+        for pair in pairs:
+            where = ", ".join(filter(None, [name_launch(order, launch), pair[1].way]))
+            if spot := find_spot([pair], where):
+                spots.append(spot)
+    return Likeness(order, other, compared, next(iter(spots), None))
 
 
-def _list_found(order: JudgedOrder) -> list[Placed]:
-    return [item for item in order.first.placed if item.ranks]
+def _list_found(launch: Launch) -> list[Placed]:
+    return [item for item in launch.placed if item.ranks]
 
 
 def _find_counterpart(order: JudgedOrder, recorded: Sequence[JudgedOrder]) -> JudgedOrder | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Annotated, Literal
 
 import msgspec
@@ -51,6 +52,13 @@ class SumOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
             raise ValueError(f"{self.op} of {self.dtype} has no order of additions")
 
     @property
+    def ways(self) -> list[tuple[bool, int]]:
+        """The ways to place buffers, the first of which is asked at all sizes: whether in place,
+        and elements off alignment."""
+        in_place = (place == "in" for place in self.places)
+        return list(itertools.product(in_place, self.shifts or (0,)))
+
+    @property
     def title(self) -> str:
         """What it is about, with a digest of the rest: two of one title are the same."""
         digest = hashlib.blake2b(msgspec.json.encode(self), digest_size=3).hexdigest()
@@ -72,3 +80,9 @@ class SumOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
             root=self.root,
             in_place=in_place,
         )
+
+
+def label_way(in_place: bool, shift: int) -> str:
+    """A way to place buffers, as findings name it where a library refuses it."""
+    off = f", {format_count(shift, 'element')} off alignment" if shift else ""
+    return f"{'in' if in_place else 'out of'} place{off}"

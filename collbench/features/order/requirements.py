@@ -21,9 +21,12 @@ from collbench.features.order.naming import has_name
 from collbench.features.order.wording import (
     count_predicted,
     describe_dependence,
+    describe_missing,
     describe_subject,
     format_bytes,
+    list_sizes,
     name_adder,
+    name_launch,
 )
 from collbench.suite.grammar import split_words
 
@@ -132,37 +135,58 @@ def _judge_all(requirement: Requirement, judgement: Judgement) -> RequirementRes
 
 def _judge_one(requirement: Requirement, order: JudgedOrder) -> tuple[bool | None, str]:
     if requirement.kind == "same":
-        dimension: Dimension = requirement.value  # type: ignore[assignment]
-        dependence = order.depends[dimension]
-        detail = describe_dependence(order, dependence)
-        if dependence.value == "not asked":
-            return None, f"{dimension}: not asked" + (f" ({detail})" if detail else "")
-        return dependence.value == "same", f"{dimension}: {detail}"
-    if requirement.kind == "proved":
-        right, total = count_predicted(order.placed)
-        if not order.is_found:
-            return False, "no order was found"
-        return order.is_proved, f"{right:,} of {total:,} bits are as predicted"
+        return _judge_same(requirement, order)
+    is_proof = requirement.kind == "proved"
+    kept, reason = _judge_proof(order) if is_proof else _judge_names(requirement, order)
+    if kept and order.missing:
+        return None, f"not asked at {list_sizes(order.missing)}"
+    return kept, reason
+
+
+def _judge_same(requirement: Requirement, order: JudgedOrder) -> tuple[bool | None, str]:
+    """Whether the order is the same along a dimension, at every size that was asked for."""
+    dimension: Dimension = requirement.value  # type: ignore[assignment]
+    dependence = order.depends[dimension]
+    detail = describe_dependence(order, dependence)
+    if dependence.value == "not asked":
+        return None, f"{dimension}: not asked" + (f" ({detail})" if detail else "")
+    if dependence.missing:
+        return None, f"{dimension}: {describe_missing(dependence)}"
+    return dependence.value == "same", f"{dimension}: {detail}"
+
+
+def _judge_proof(order: JudgedOrder) -> tuple[bool | None, str]:
     if not order.is_found:
-        return None, "no order was found"
-    return _judge_names(requirement, order)
+        return False, "no order was found"
+    right, total = count_predicted(order.placed)
+    return order.is_proved, f"{right:,} of {total:,} bits are as predicted"
 
 
 def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | None, str]:
-    """Whether the order of each size has the name, or is added in the adder."""
-    for item in order.first.base:
-        size = format_bytes(item.order.nbytes)
-        if requirement.kind == "order":
-            names = order.look_up_names(item)
-            if not has_name(names, requirement.value):
-                what = names.phrase if names else _first_tree(item)
-                return False, f"{size}: adds as {what}, not as {requirement.value}"
-            continue
-        odd = _find_other_adder(requirement.value, item, order.subject.dtype)
-        if odd:
-            name = name_adder(odd, DTYPES[order.subject.dtype])
-            return False, f"{size}: adds in {name}, not in {requirement.value}"
-    return True, ""
+    """Whether the order of each launch, size and way to place buffers has the name, or is added in
+    the adder; not known where one was not found and the others have it."""
+    for launch in order.launches:
+        for item in launch.placed:
+            if item.order.like or not item.is_found:
+                continue
+            if odd := _find_odd_name(requirement, item, order):
+                size, name = format_bytes(item.order.nbytes), name_launch(order, launch)
+                return False, f"{', '.join(filter(None, [name, size, item.way]))}: {odd}"
+    return (True, "") if order.is_found else (None, "no order was found")
+
+
+def _find_odd_name(requirement: Requirement, item: Placed, order: JudgedOrder) -> str:
+    """How one order is added where that is not as required; "" where it is."""
+    if requirement.kind == "order":
+        names = order.look_up_names(item)
+        if has_name(names, requirement.value):
+            return ""
+        what = names.phrase if names else _first_tree(item)
+        return f"adds as {what}, not as {requirement.value}"
+    odd = _find_other_adder(requirement.value, item, order.subject.dtype)
+    if odd is None:
+        return ""
+    return f"adds in {name_adder(odd, DTYPES[order.subject.dtype])}, not in {requirement.value}"
 
 
 def _first_tree(item: Placed) -> str:

@@ -18,7 +18,6 @@ from collbench.core.sums.rounding import Rounding, find_rounding
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
 from collbench.core.sums.swallowing import list_ranks
 from collbench.core.sums.trees import SumTree
-from collbench.core.text import format_count
 from collbench.features.order.buffers import Buffers
 from collbench.features.order.calls import (
     FIRST_BYTES,
@@ -37,7 +36,7 @@ from collbench.features.order.proving import (
     is_slow,
     list_small_trees,
 )
-from collbench.features.order.request import SumOrder
+from collbench.features.order.request import SumOrder, label_way
 from collbench.records.types import FirstWrong
 from collbench.run.backends import REFUSALS, Call
 from collbench.run.jobs import Job
@@ -70,11 +69,7 @@ class OrderTrial:
         self._began = time.monotonic()
         largest = self._subject.make_case(job.case, self._subject.sizes[-1], in_place=False)
         self._buffers = Buffers(bench.backend, largest, self._subject.shifts)
-        self._ways = list(
-            itertools.product(
-                (place == "in" for place in self._subject.places), self._subject.shifts or (0,)
-            )
-        )
+        self._ways: list[tuple[bool, int]] = self._subject.ways
         self._sizes: list[SizeOrder] = []
         self._varied: list[SizeOrder] = []
         self._dropped: list[str] = []
@@ -110,9 +105,7 @@ class OrderTrial:
         sizes = sorted(self._sizes + self._varied, key=lambda s: (s.nbytes, s.varied, s.in_place))
         seconds = time.monotonic() - self._began
         refused = [
-            f"{'in' if in_place else 'out of'} place"
-            + (f", {format_count(shift, 'element')} off alignment" if shift else "")
-            + f": {reason}"
+            f"{label_way(in_place, shift)}: {reason}"
             for (in_place, shift), reason in self._refused.items()
         ]
         found = OrderFindings(sizes=sizes, dropped=self._dropped + refused, seconds=seconds)

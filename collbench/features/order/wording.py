@@ -16,6 +16,7 @@ from collbench.features.order.judgement import (
     CallChange,
     Dependence,
     JudgedOrder,
+    Launch,
     Placed,
     SizeChange,
     Spot,
@@ -120,15 +121,46 @@ def describe_dependence(order: JudgedOrder, dependence: Dependence) -> str:
         "place": _describe_place,
         "setting": _describe_settings,
     }[dependence.dimension](order, dependence, same)
-    return plain_line(text)
+    return plain_line("; ".join(filter(None, [text, describe_missing(dependence)])))
+
+
+def describe_missing(dependence: Dependence) -> str:
+    """The sizes at which a dimension was not asked that is the same at others; "" for none."""
+    if not dependence.missing:
+        return ""
+    is_tree = dependence.dimension in ("size", "position", "rank")
+    return f"not {'known' if is_tree else 'asked'} at {list_sizes(dependence.missing)}"
+
+
+def list_sizes(sizes: Sequence[int]) -> str:
+    """The first few sizes: 4 KiB, 16 KiB, 64 KiB and 4 more."""
+    return join_words(_cut([format_bytes(size) for size in sizes]))
+
+
+def _find_launch(order: JudgedOrder, dependence: Dependence) -> Launch:
+    """The launch whose sizes or positions a dependence tells."""
+    numbered = (launch for launch in order.launches if launch.number == dependence.launch)
+    return next(numbered, order.first)
+
+
+def name_launch(order: JudgedOrder, launch: Launch) -> str:
+    """A launch, where it is not the first one: launch 2."""
+    return f"launch {launch.number + 1}" if launch.number != order.first.number else ""
 
 
 def _describe_size(order: JudgedOrder, dependence: Dependence, same: bool) -> str:
     if same:
         return f"at {format_count(dependence.number, 'size')}"
+    launch = _find_launch(order, dependence)
+    text = _describe_sizes(launch, order, dependence)
+    return ": ".join(filter(None, [name_launch(order, launch), text]))
+
+
+def _describe_sizes(launch: Launch, order: JudgedOrder, dependence: Dependence) -> str:
+    """The sizes from which on a launch adds otherwise."""
     changes = [change for change in dependence.sizes if not change.moved]
     if not changes:
-        name = find_common_name(order)
+        name = find_common_name(order, launch)
         return "boundaries of pieces move with the size" + (
             f"; by name: {name} wherever there are several pieces" * bool(name)
         )
@@ -170,9 +202,9 @@ def _cut(words: Sequence[str]) -> list[str]:
     return [*words[:MAX_CHANGES], *[f"{more} more"] * (more > 0)]
 
 
-def find_common_name(order: JudgedOrder) -> str:
-    """A name that an order has at all sizes with several pieces; "" where there is none."""
-    base = order.first.base
+def find_common_name(order: JudgedOrder, launch: Launch) -> str:
+    """A name that a launch's order has at all sizes with several pieces; "" where there is none."""
+    base = launch.base
     pieced = [item for item in base if any(len(group.pieces) > 1 for group in item.ranks)]
     heads = [
         [head_of(name) for name in list_names(order.look_up_names(item))] for item in pieced or base
@@ -185,12 +217,13 @@ def _describe_position(order: JudgedOrder, dependence: Dependence, same: bool) -
     if same:
         return "at each size"
     spot = dependence.spots[0]
-    size = format_bytes(spot.nbytes)
+    launch = _find_launch(order, dependence)
+    where = ", ".join(filter(None, [name_launch(order, launch), format_bytes(spot.nbytes)]))
     if spot.what:
-        return f"each rank's block is added in another order ({size})"
-    item = next(item for item in order.first.base if item.order.nbytes == spot.nbytes)
+        return f"each rank's block is added in another order ({where})"
+    item = next(item for item in launch.base if item.order.nbytes == spot.nbytes)
     pieces = max((group.pieces for group in item.ranks), key=len)
-    return f"{format_count(len(pieces), 'piece')}, {describe_starts(pieces)} ({size})"
+    return f"{format_count(len(pieces), 'piece')}, {describe_starts(pieces)} ({where})"
 
 
 def _describe_rank(order: JudgedOrder, dependence: Dependence, same: bool) -> str:
@@ -341,8 +374,9 @@ def _describe_trouble(order: JudgedOrder) -> str:
                 f"No fixed order: {changed.changed:,} of"
                 f" {format_count(changed.calls, 'repeat')} gave other bits."
             )
-        missing = sum(not item.is_found for item in order.first.base)
-        of = f" at {missing} of {format_count(len(order.first.base), 'size')}"
+        missing = {item.order.nbytes for item in order.placed if not item.is_found}
+        sizes = {item.order.nbytes for item in order.placed}
+        of = f" at {len(missing)} of {format_count(len(sizes), 'size')}"
         return f"No order was found{of}."
     if not order.is_proved:
         right, total = count_predicted(order.placed)
@@ -365,7 +399,7 @@ def count_predicted(placed: Iterable[Placed]) -> tuple[int, int]:
 def _describe_growth(order: JudgedOrder, dependence: Dependence) -> str:
     changes = [change for change in dependence.sizes if not change.moved]
     if not changes:
-        name = find_common_name(order)
+        name = find_common_name(order, _find_launch(order, dependence))
         by_name = f"; where it has several pieces, all add as {name}" if name else ""
         return (
             "An element's order depends on its place in the buffer and on the buffer's"
@@ -449,11 +483,13 @@ def _describe_invisible(order: JudgedOrder) -> list[str]:
 def _describe_unproved(order: JudgedOrder) -> list[str]:
     """What was predicted otherwise, where it began, and what that may be."""
     remarks = []
-    for item in order.first.placed:
+    found = [(launch, item) for launch in order.launches for item in launch.placed]
+    for launch, item in found:
         proof = item.order.proof
         if not item.is_found or proof.is_complete:
             continue
-        size = ", ".join(filter(None, [format_bytes(item.order.nbytes), item.way]))
+        where = [name_launch(order, launch), format_bytes(item.order.nbytes), item.way]
+        size = ", ".join(filter(None, where))
         if proof.of == 0:
             remarks.append(f"{size}: an order is seen, and no sums were predicted")
             continue
@@ -493,15 +529,19 @@ def _describe_left_out(order: JudgedOrder) -> list[str]:
     dropped = [text for launch in order.launches for text in launch.findings.dropped]
     cuts = [
         f"{format_bytes(item.order.nbytes)}: {item.order.repeats.cut}"
-        for item in order.first.placed
+        for item in order.placed
         if item.order.repeats.cut
     ]
-    again = [item.order for item in order.first.placed if item.order.attempts > 1]
+    again = [item.order for item in order.placed if item.order.attempts > 1]
     asked = [
         f"{format_bytes(o.nbytes)}: answers contradicted each other, asked {o.attempts} times"
         for o in again
     ]
-    return [*(f"left out: {text}" for text in dict.fromkeys(dropped)), *_cut(cuts), *_cut(asked)]
+    return [
+        *(f"left out: {text}" for text in dict.fromkeys(dropped)),
+        *_cut([*dict.fromkeys(cuts)]),
+        *_cut([*dict.fromkeys(asked)]),
+    ]
 
 
 def describe_subject(order: JudgedOrder) -> str:

@@ -18,6 +18,7 @@ from collbench.features.training.step import WORLD, Whole
 Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
 HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
+OVERFLOWED = "its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)"
 FAKE_GPU = "recorded on a fake GPU, whose times mean nothing"
 UNDESCRIBED = "undefined"  # torch's description of a group that was given none
 State = Literal["", "scheduled", "started", "completed"]
@@ -82,7 +83,8 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     last; with both, ``marked`` has the calls of each of ``steps``. ``unnamed`` is when it
     communicated and the trace does not tell what. It has all calls that were issued ``until`` then:
     -1 where that is all there were, 0 where the job went on after it, or calls are lost. ``cut`` is
-    where the file ends before its end. ``reached`` are the numbers of the last collectives of a
+    where the file ends before its end. ``lost_numbers`` are those of lost calls by group, as far as
+    they are told, -1 for a message. ``reached`` are the numbers of the last collectives of a
     group that were called, begun and completed. ``only_active``: calls that completed are not in
     it. ``fake``: the rank's GPU was a fake, whose times mean nothing."""
 
@@ -95,6 +97,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     busy: tuple[Interval, ...] = ()
     marked: tuple[Interval, ...] = ()
     lost: tuple[Lost, ...] = ()
+    lost_numbers: dict[str, tuple[Known, ...]] = {}
     host: str = ""
     backend: str = ""
     source: str = ""

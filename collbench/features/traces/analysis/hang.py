@@ -20,7 +20,7 @@ from collbench.features.traces.analysis.operations import (
     list_communicating,
     unequal_blocks,
 )
-from collbench.features.traces.types import HOST, Call, RankTrace, Trace
+from collbench.features.traces.types import HOST, OVERFLOWED, Call, RankTrace, Trace
 from collbench.features.training.step import POINT_TO_POINT
 
 Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
@@ -106,6 +106,11 @@ class _Ranks:
         last = max(enqueued, started, completed)
         return (last, completed) if last >= called else None
 
+    def last_lost(self, rank: int, group: Group) -> int:
+        """The last collective of a group that a rank called and its trace lost; -1 for none."""
+        trace = self.by_rank.get(rank)
+        return max(trace.lost_numbers.get(group.name, ()), default=-1) if trace else -1
+
 
 def has_ended(call: Call) -> bool:
     """Whether a call is known to have ended."""
@@ -149,6 +154,7 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
     """The first operation of a group that not all of its ranks have completed; None where all have,
     as far as the trace tells."""
     ordered = sorted(meetings, key=lambda meeting: meeting.number)
+    numbered = all(meeting.call.number == meeting.number for meeting in ordered)
     called = {rank: meeting.number for meeting in ordered for rank in meeting.calls}  # last of each
     ended = {
         rank: meeting.number
@@ -156,11 +162,13 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
         for rank, call in meeting.calls.items()
         if has_ended(call)
     }
+    for rank in group.ranks:
+        if numbered and (lost := ranks.last_lost(rank, group)) >= 0:
+            called[rank] = max(lost, called.get(rank, -1))
 
     def status(rank: int, meeting: Meeting) -> Status:
         if rank not in ranks.by_rank:
             return "silent"
-        numbered = meeting.call.number == meeting.number
         reached = ranks.reached(rank, group, called.get(rank, -1)) if numbered else None
         completed = reached[1] if reached else -1
         if meeting.number <= completed or meeting.number < ended.get(rank, -1):
@@ -171,7 +179,7 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
             return "missing" if meeting.number > reached[0] else "called"
         return (
             "missing"
-            if _never_called(ranks.by_rank[rank], meeting, called.get(rank))
+            if _never_called(ranks.by_rank[rank], meeting, called.get(rank), numbered)
             else "unknown"
         )
 
@@ -183,21 +191,31 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
         statuses = {rank: status(rank, meeting) for rank in group.ranks}
         statuses_seen = {*statuses.values()}
         alone = "silent" in statuses_seen and meeting is ordered[-1]
-        is_stuck = "missing" in statuses_seen or alone or meeting.odd
+        is_odd = meeting.is_matched and bool(meeting.odd)
+        is_stuck = "missing" in statuses_seen or alone or is_odd
         if "in" in statuses_seen or ("called" in statuses_seen and is_stuck):
             return _as_front(meeting, statuses, before)
         before = meeting.number
     return None
 
 
-def _never_called(rank: RankTrace, meeting: Meeting, last: int | None) -> bool:
+def _never_called(rank: RankTrace, meeting: Meeting, last: int | None, numbered: bool) -> bool:
     """Whether the calls in the trace of a rank, the ``last`` of a group among them, show that it
     did not call what others did."""
-    if not _trace_reaches(rank, meeting.calls.values()):
+    if not _trace_reaches(rank, meeting.calls.values()) or _count_unlocated(rank, numbered):
         return False
     if last is not None:
         return meeting.number > last
     return not rank.only_active and _began_before(rank, meeting)
+
+
+def _count_unlocated(rank: RankTrace, numbered: bool) -> int:
+    """Calls of a rank that were lost and may be any of a group: those of which the trace does not
+    tell the group and number, less those before all others where calls are ``numbered``."""
+    if not numbered:
+        return sum(loss.calls for loss in rank.lost)
+    lost = sum(loss.calls for loss in rank.lost if loss.why != OVERFLOWED)
+    return lost - sum(map(len, rank.lost_numbers.values()))
 
 
 def _trace_reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
@@ -240,10 +258,10 @@ def _as_front(meeting: Meeting, statuses: Mapping[int, Status], before: int) -> 
         those("missing"),
         those("silent"),
         those("unknown"),
-        meeting.odd,
+        meeting.odd if meeting.is_matched else {},
         before,
         min((ns for ns in issued if ns >= 0), default=-1),
-        unequal_blocks(meeting),
+        unequal_blocks(meeting) if meeting.is_matched else (),
     )
 
 

@@ -52,11 +52,14 @@ class Judged(NamedTuple):
     @property
     def disagree(self) -> bool:
         """Whether ranks disagree for sure: operations that the library does not number, of which
-        some ranks have more than others, may be joined wrongly."""
+        some ranks have more than others, or have lost more, may be joined wrongly."""
         labels = [group.label for group in self.matches.groups]
         counted_anew = labels if self.trace.form == own.FORM else self.matches.by_order
         unsure = {*counted_anew} & _short_ranks(self.matches).keys()
-        return any(meeting.group.label not in unsure for meeting in self.disagreements)
+        return any(
+            meeting.is_matched and meeting.group.label not in unsure
+            for meeting in self.disagreements
+        )
 
     @property
     def communicates(self) -> bool:

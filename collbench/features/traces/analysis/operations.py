@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
+from collbench.features.traces.formats.own import FORM
 from collbench.features.traces.types import UNDESCRIBED, Call, RankTrace, Trace
 from collbench.features.training.step import LOCAL, POINT_TO_POINT, WORLD
 
@@ -41,7 +42,8 @@ class Meeting(NamedTuple):
     is the library's count of the group's operations, else their place in its order. ``order``
     orders meetings as the lowest of their ranks does. ``call`` is as most ranks have it, ``odd``
     are the calls that do not fit it; all of them where no call is called by more ranks than
-    another. ``time`` is None unless the trace tells when each of its calls began and ended."""
+    another. ``time`` is None unless the trace tells when each of its calls began and ended.
+    ``is_matched``: no call that a rank lost can make these calls of different operations."""
 
     group: Group
     number: int
@@ -50,6 +52,7 @@ class Meeting(NamedTuple):
     call: Call
     odd: Mapping[int, Call]
     time: MeetingTime | None
+    is_matched: bool = True
 
     @classmethod
     def of(
@@ -76,10 +79,12 @@ class Joined(NamedTuple):
     @property
     def disagreements(self) -> list[Meeting]:
         """The first meeting of each group in which ranks do not call the same, or exchange blocks
-        of which sender and receiver have different sizes."""
+        of which sender and receiver have different sizes; of those that are matched, if any."""
         by_group: dict[Group, Meeting] = {}
         for meeting in self.meetings:
-            if meeting.group not in by_group and (meeting.odd or unequal_blocks(meeting)):
+            first = by_group.get(meeting.group)
+            is_better = first is None or (meeting.is_matched and not first.is_matched)
+            if is_better and (meeting.odd or unequal_blocks(meeting)):
                 by_group[meeting.group] = meeting
         return list(by_group.values())
 
@@ -190,7 +195,9 @@ def join_calls(trace: Trace) -> Joined:
         )
         if not numbered:
             by_order.append(group.label)
-        meetings += _list_meetings(group, collective, numbered)
+        counted = numbered and trace.form != FORM  # by the library
+        joined = _list_meetings(group, collective, numbered)
+        meetings += _mark_unmatched(joined, trace.ranks, counted)
         pairs, unmatched = _join_messages(group, rank_calls)
         messages += pairs
         alone += unmatched
@@ -201,6 +208,29 @@ def join_calls(trace: Trace) -> Joined:
         alone,
         tuple(dict.fromkeys(by_order)),
     )
+
+
+def _mark_unmatched(
+    meetings: Iterable[Meeting], ranks: Sequence[RankTrace], counted: bool
+) -> Iterator[Meeting]:
+    """Meetings, with those marked in which calls that some ranks lost may shift theirs: calls of
+    the number or, where the library has not ``counted`` them, any calls."""
+    numbers = {
+        (rank.rank, name): Counter(lost)
+        for rank in ranks
+        for name, lost in rank.lost_numbers.items()
+    }
+    totals = {rank.rank: sum(loss.calls for loss in rank.lost) for rank in ranks}
+    if not (numbers if counted else any(totals.values())):
+        yield from meetings
+        return
+    for meeting in meetings:
+        name, number = meeting.group.name, meeting.number
+        losses = {
+            numbers.get((rank, name), Counter())[number] if counted else totals[rank]
+            for rank in meeting.calls
+        }
+        yield meeting if len(losses) == 1 else meeting._replace(is_matched=False)
 
 
 def _is_collective(numbered_call: tuple[int, Call]) -> bool:

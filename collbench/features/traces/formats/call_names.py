@@ -117,6 +117,7 @@ class Calls:
         self.described: dict[str, str] = {}
         self.assumptions: dict[str, None] = {}
         self._lost: dict[str, Lost] = {}
+        self._lost_numbers: dict[str, list[int]] = {}
         self._members = 0
 
     def add(self, call: Said, **fields: object) -> int:
@@ -169,6 +170,13 @@ class Calls:
         self._lost[why] = Lost(before.why, before.calls + calls, total)
         return -1
 
+    def locate_lost(self, group: str, number: int, is_message: bool) -> None:
+        """Note which call of a group a lost one is, where its number is told, or that it is a
+        message."""
+        if is_message or number >= 0:
+            own = self._lost_numbers.setdefault(group, [])
+            own.append(-1 if is_message else number)
+
     @property
     def empty(self) -> bool:
         """Whether nothing was there, or lost."""
@@ -214,6 +222,7 @@ class Calls:
             busy=tuple(busy),
             marked=tuple((moved[first], moved[end]) for first, end in marked),
             lost=tuple(self._lost.values()),
+            lost_numbers={group: tuple(own) for group, own in self._lost_numbers.items()},
             source=str(self.path),
             backend=backend,
         )
@@ -233,6 +242,7 @@ class Calls:
             if call.group in unknown:
                 why = f"the file does not say that the rank is in group '{call.group[:40]}'"
                 self.lose(why, call.source, call.nbytes)
+                self.locate_lost(call.group, call.number, call.kind in POINT_TO_POINT)
             elif call.kind != "wait" or after or not call.after:
                 places[index] = len(calls)
                 calls.append(replace(call, after=after))

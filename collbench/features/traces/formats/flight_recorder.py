@@ -21,7 +21,7 @@ from collbench.core.errors import UsageError, first_line
 from collbench.features.traces.formats import pickle_values as pickled
 from collbench.features.traces.formats.bounded import HINT, Json, Stream
 from collbench.features.traces.formats.call_names import UNREADABLE, Calls, Said, parse_listed
-from collbench.features.traces.types import Call, Known, RankTrace
+from collbench.features.traces.types import OVERFLOWED, Call, Known, RankTrace
 from collbench.features.training.step import WORLD
 
 Stamp = Annotated[int, Meta(ge=0, lt=1 << 62)] | None
@@ -98,7 +98,7 @@ def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]
     entries.sort(key=lambda entry: entry.record_id)
     if entries and entries[0].record_id > 0:
         first = entries[0].record_id
-        calls.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
+        calls.lose(OVERFLOWED, calls=first)
     for entry in entries:
         _take_entry(
             calls, entry, WORLD if entry.process_group[0] == world else entry.process_group[0]
@@ -237,9 +237,10 @@ def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
         return _spread_members(calls.entries, group, fields)
     peers = PEERS.fullmatch(name)
     dtypes = {*entry.input_dtypes, *entry.output_dtypes}
+    is_message = entry.is_p2p or peers is not None
     if len(dtypes) > 1:
         calls.lose("several datatypes in one call", at)
-        return None
+        return calls.locate_lost(group, entry.collective_seq_id, is_message)
     given, got = (
         sum(map(_multiply_shape, sizes)) for sizes in (entry.input_sizes, entry.output_sizes)
     )
@@ -254,9 +255,9 @@ def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
         receives=tuple(entry.output_split_sizes),
         peer=int(peers[3]) if peers else -1,
     )
-    calls.add(
-        named_call, **{key: value for key, value in fields.items() if value not in ("", None)}
-    )
+    given_fields = {key: value for key, value in fields.items() if value not in ("", None)}
+    if calls.add(named_call, **given_fields) < 0:
+        calls.locate_lost(group, entry.collective_seq_id, is_message)
     return None
 
 

@@ -212,6 +212,13 @@ def test_the_fewest_calls_bound_it() -> None:
     assert depend("call", size_order(64), few).number == 20
 
 
+def test_sizes_that_were_not_repeated_are_told() -> None:
+    left_out = [size_order(1024 << 2 * k, repeats=Repeats()) for k in range(4)]
+    assert tell("call", size_order(64), *left_out).endswith(
+        "(95 %); not asked at 1 KiB, 4 KiB, 16 KiB and 1 more"
+    )
+
+
 def test_odd_calls_are_named_with_their_order() -> None:
     text = tell("call", odd_calls(50, 100, 150, 200, tree=SWAPPED))
     assert text == (
@@ -288,6 +295,20 @@ def test_a_launch_with_other_bits_differs() -> None:
     assert order.depends["launch"].value == "differs"
 
 
+def test_positions_of_a_later_launch_are_told_with_it() -> None:
+    order = launches(size_order(64), size_order(64, *RING))
+    text = describe_dependence(order, order.depends["position"])
+    assert text == "4 pieces, n/4 apart (launch 2, 64 B)"
+
+
+def test_each_launch_has_the_names_of_its_own_orders() -> None:
+    order = launches(size_order(64), size_order(64, DOUBLING), size_order(64))
+    first, second, third = (order.look_up_names(item) for item in order.placed)
+    assert first == third and first and second
+    assert "recursive_doubling" in second.references
+    assert "recursive_doubling" not in first.references
+
+
 def test_neighbours_that_matter_are_told() -> None:
     changed = Neighbours(calls=4, changed=2, first=5, rank=1)
     assert tell("neighbours", size_order(64, neighbours=changed)) == (
@@ -331,6 +352,17 @@ def test_settings_are_compared_with_each_other() -> None:
     orders = judge_orders(order_file(*records)).orders
     assert [order.depends["setting"].value for order in orders] == ["differs", "differs"]
     assert describe_dependence(orders[0], orders[0].depends["setting"]).startswith("NCCL_ALGO=Tree")
+
+
+def test_settings_are_compared_launch_by_launch() -> None:
+    ring, tree = (("NCCL_ALGO", "Ring"),), (("NCCL_ALGO", "Tree"),)
+    records = [
+        order_record(size_order(64, order), env=env, cycle=cycle)
+        for env, orders in ((ring, (LINEAR, LINEAR)), (tree, (LINEAR, DOUBLING)))
+        for cycle, order in enumerate(orders)
+    ]
+    orders = judge_orders(order_file(*records)).orders
+    assert [order.depends["setting"].value for order in orders] == ["differs", "differs"]
 
 
 def test_one_setting_is_no_answer() -> None:

@@ -14,11 +14,19 @@ from factories import (
     order_record,
     order_subject,
     size_order,
+    way_of,
 )
 from msgspec.structs import replace
 
 from collbench.core.errors import Exit, UsageError
-from collbench.features.order.findings import Proof, RankPieces, Repeats, SizeOrder
+from collbench.features.order.findings import (
+    Neighbours,
+    OddCalls,
+    Proof,
+    RankPieces,
+    Repeats,
+    SizeOrder,
+)
 from collbench.features.order.judgement import judge_orders
 from collbench.features.order.likeness import Likeness, compare_orders, describe_likeness
 from collbench.features.order.report import OrderReport, make_order_report
@@ -105,6 +113,121 @@ def test_a_broken_order_tells_where_and_what_it_is() -> None:
     kept, reason = result("order=ring", size_order(64))
     assert not kept
     assert reason.startswith("64 B: adds as ") and reason.endswith(", not as ring")
+
+
+def of_launches(*sizes: SizeOrder, require: str, like: RunFile | None = None) -> OrderReport:
+    """Each launch has one size."""
+    records = [order_record(size, cycle=cycle) for cycle, size in enumerate(sizes)]
+    return make_order_report(order_file(*records), parse_requirements([require]), like)
+
+
+@pytest.mark.parametrize(
+    ("require", "words"),
+    [
+        ("order=linear up", "launch 2, 64 B: adds as "),
+        ("adds=own", "launch 3, 64 B: adds in double, not in own"),
+    ],
+)
+def test_a_later_launch_that_adds_otherwise_breaks_a_requirement(require: str, words: str) -> None:
+    wide = [RankPieces(ranks=(0, 1, 2, 3), pieces=order_pieces(16, LINEAR, adder=53))]
+    sizes = (size_order(64), size_order(64, DOUBLING), size_order(64, ranks=wide))
+    judged = of_launches(*sizes, require=require)
+    assert judged.exit == Exit.BAD
+    assert judged.requirements[0].reason.startswith(words)
+
+
+def test_another_place_that_adds_otherwise_breaks_a_requirement() -> None:
+    other = size_order(64, DOUBLING, in_place=True, varied=True)
+    kept, reason = result("order=linear up", size_order(64), other)
+    assert kept is False
+    assert reason.startswith("64 B, in place: adds as ")
+
+
+def test_a_place_like_the_first_keeps_a_requirement() -> None:
+    assert result("order=linear up", size_order(64), way_of(64))[0] is True
+
+
+def test_an_order_that_was_not_found_hides_no_other_that_breaks_a_requirement() -> None:
+    lost = [RankPieces(ranks=(0, 1, 2, 3), pieces=order_pieces(16, "", reason="none"))]
+    sizes = (size_order(64, ranks=lost), size_order(1024))
+    assert result("order=ring", *sizes)[0] is False
+    assert result("order=linear up", *sizes) == (None, "no order was found")
+
+
+def test_a_later_launch_in_which_sizes_differ_breaks_the_requirement() -> None:
+    records = [
+        order_record(size_order(64), size_order(68)),
+        order_record(size_order(64), size_order(68, DOUBLING), cycle=1),
+    ]
+    judged = make_order_report(order_file(*records), parse_requirements(["same=size"]))
+    assert judged.requirements[0].kept is False
+    assert judged.requirements[0].reason == "size: launch 2: changes at 68 B (17 elements)"
+
+
+# what was asked at some sizes only
+
+
+UNREPEATED = {"repeats": Repeats(), "neighbours": Neighbours()}
+WAYS = ((False, 1), (True, 0), (True, 1))
+
+
+@pytest.mark.parametrize(
+    ("require", "reason"),
+    [
+        ("same=call", "call: not asked at 1 KiB and 4 KiB"),
+        ("same=neighbours", "neighbours: not asked at 1 KiB and 4 KiB"),
+        ("same=place", "place: not asked at 4 KiB"),
+    ],
+)
+def test_a_dimension_that_was_asked_at_some_sizes_only_is_not_known(
+    require: str, reason: str
+) -> None:
+    sizes = [size_order(64), *(size_order(nbytes, **UNREPEATED) for nbytes in (1024, 4096))]
+    ways = [way_of(size, *way) for size in (64, 1024) for way in WAYS] + [way_of(4096)]
+    judged = report(*sizes, *ways, require=require)
+    assert judged.exit == Exit.NO_VERDICT
+    assert (judged.requirements[0].kept, judged.requirements[0].reason) == (None, reason)
+
+
+def test_calls_that_differ_at_a_size_break_the_requirement_whatever_was_left_out() -> None:
+    odd = OddCalls(calls=[7], ranks=(0,), first=0, last=0)
+    changed = size_order(64, repeats=Repeats(calls=200, changed=1, odd=[odd]))
+    assert result("same=call", changed, size_order(1024, **UNREPEATED))[0] is False
+
+
+def test_a_bisected_size_need_not_be_repeated() -> None:
+    sizes = (size_order(64), size_order(80, bisected=True, **UNREPEATED), size_order(1024))
+    assert result("same=call", *sizes)[0] is True
+
+
+def test_a_place_that_the_library_refuses_is_not_missing() -> None:
+    ways = [way_of(64, False, 1)]
+    dropped = ["in place: refused", "in place, 1 element off alignment: refused"]
+    for texts, kept in ((dropped, True), (dropped[:1], None)):
+        file = order_file(order_record(size_order(64), *ways, dropped=texts))
+        judged = make_order_report(file, parse_requirements(["same=place"]))
+        assert judged.requirements[0].kept is kept
+
+
+@pytest.mark.parametrize(
+    "require", ["same=size", "same=rank", "same=call", "order=linear up", "adds=own", "proved"]
+)
+def test_sizes_that_were_left_out_are_not_known(require: str) -> None:
+    subject = order_subject(sizes=(64, 1024, 4096))
+    record = order_record(size_order(64), size_order(1024), subject=subject)
+    file = order_file(record, subjects=[subject])
+    judged = make_order_report(file, parse_requirements([require]))
+    assert judged.requirements[0].kept is None
+    assert judged.requirements[0].reason.endswith(" at 4 KiB")
+
+
+def test_a_launch_that_lacks_a_size_is_not_like_the_others() -> None:
+    records = [
+        order_record(size_order(64), size_order(1024)),
+        order_record(size_order(64), cycle=1),
+    ]
+    judged = make_order_report(order_file(*records), parse_requirements(["same=launch"]))
+    assert judged.requirements[0].reason == "launch: not asked at 1 KiB"
 
 
 def test_a_broken_size_tells_where() -> None:
@@ -204,6 +327,23 @@ def test_another_order_is_told_with_both() -> None:
 
 def test_another_order_is_judged_bad() -> None:
     assert report(size_order(64), like=recorded(size_order(64, DOUBLING))).exit == Exit.BAD
+
+
+def test_a_later_launch_that_adds_otherwise_is_another_order() -> None:
+    sizes = (size_order(64), size_order(64, DOUBLING))
+    judged = of_launches(*sizes, require="proved", like=recorded(size_order(64)))
+    assert judged.exit == Exit.BAD
+    (likeness,) = judged.likenesses
+    assert likeness.compared == 2
+    assert describe_likeness(likeness, "before").endswith(
+        f"another order than in before: launch 2: 64 B, element 0: {DOUBLING}, not {LINEAR}"
+    )
+
+
+def test_another_order_in_place_is_told_with_the_place() -> None:
+    other = size_order(64, DOUBLING, in_place=True, varied=True)
+    likeness = compare(size_order(64), other, like=recorded(size_order(64), way_of(64)))
+    assert "another order than in before: in place: 64 B, " in describe_likeness(likeness, "before")
 
 
 def test_the_first_element_that_differs_is_told() -> None:

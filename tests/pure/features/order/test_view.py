@@ -348,6 +348,8 @@ class DependenceValues(_Strict):
     spots: list[SpotValues] = []
     ways: list[str] = []
     reason: str = ""
+    missing: list[int] = []
+    launch: int = 0
 
 
 class OrderValues(_Strict):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from collbench.features.traces.analysis.hang import Hang, find_hang
 from collbench.features.traces.analysis.operations import join_calls
-from collbench.features.traces.types import Call, Lost, Trace, Unread
+from collbench.features.traces.types import OVERFLOWED, Call, Lost, Trace, Unread
 
 DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
 GROUPS = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
@@ -371,3 +371,67 @@ def test_blocks_that_sender_and_receiver_do_not_agree_on_are_named() -> None:
     assert (found.cause, found.is_blamed) == ("unequal", True)
     (block,) = found.fronts[0].unequal
     assert (block.source, block.target, block.sends, block.expects) == (0, 1, 3, 1)
+
+
+# calls that were lost
+
+UNREADABLE = Lost("calls have a value that cannot be read (x: entry 3)", calls=1)
+
+
+def of_lossy(*programs: Sequence[Call], rank: int = 2, **fields: Any) -> Hang | None:
+    """Of ranks of which one has lost calls, whose number and group are told in ``fields``."""
+    made = trace(*programs, backend="nccl")
+    ranks = [replace(one, **fields) if one.rank == rank else one for one in made.ranks]
+    return find_hang(lossy := replace(made, ranks=tuple(ranks)), join_calls(lossy))
+
+
+@pytest.mark.parametrize("numbers", [{}, {"": (2,)}], ids=["unread", "uninterpreted"])
+def test_a_rank_whose_last_call_was_lost_is_not_accused(
+    numbers: dict[str, tuple[int, ...]],
+) -> None:
+    waits = reduces(DONE, IN)
+    found = of_lossy(waits, waits, reduces(DONE), lost=(UNREADABLE,), lost_numbers=numbers)
+    assert found
+    assert (found.is_blamed, found.fronts[0].unknown) == (False, (2,))
+
+
+def test_a_rank_that_lost_all_calls_of_a_group_is_not_accused() -> None:
+    waits = reduces(IN)
+    found = of_lossy(waits, waits, [], lost=(UNREADABLE,))
+    assert found
+    assert (found.is_blamed, found.fronts[0].unknown) == (False, (2,))
+
+
+@pytest.mark.parametrize("numbers", [{"": (1,)}, {"b": (9,)}, {"": (-1,)}])
+def test_a_lost_call_whose_place_is_told_hides_no_rank_that_never_called_another(
+    numbers: dict[str, tuple[int, ...]],
+) -> None:
+    waits = reduces(DONE, DONE, IN)
+    late = calls_of(("all_reduce", DONE), first=2)
+    found = of_lossy(waits, waits, late, lost=(UNREADABLE,), lost_numbers=numbers)
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
+
+
+def test_calls_that_a_ring_buffer_lost_hide_no_rank_that_never_called_another() -> None:
+    waits = reduces(DONE, DONE, IN)
+    late = calls_of(("all_reduce", DONE), first=2)
+    found = of_lossy(waits, waits, late, lost=(Lost(OVERFLOWED, calls=1),))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
+
+
+def test_calls_without_numbers_are_not_matched_beyond_a_lost_one() -> None:
+    waits = reduces(DONE, IN, number=-1)
+    odd = [*reduces(DONE, number=-1), call("all_gather", number=-1, **IN)]
+    sure, unsure = (of_lossy(waits, waits, odd, lost=lost) for lost in ((), (UNREADABLE,)))
+    assert sure and unsure
+    assert (sure.cause, sure.culprits) == ("other", (2,))
+    assert (unsure.is_blamed, unsure.fronts[0].odd) == (False, {})
+
+
+def test_a_member_of_a_coalesced_call_that_was_lost_makes_the_others_no_other_call() -> None:
+    pair = [call("all_reduce", number=2, **IN), call("all_gather", number=2, **IN)]
+    found = of_lossy(pair, pair, pair[1:], lost=(UNREADABLE,), lost_numbers={"": (2,)})
+    assert found
+    assert not found.is_blamed

@@ -109,6 +109,15 @@ def test_operations_without_numbers_of_which_ranks_have_as_many_are_one() -> Non
     assert judge_trace(trace(usual, odd, usual)).disagree
 
 
+def test_a_disagreement_beside_a_call_that_one_rank_lost_is_no_sure_one() -> None:
+    usual, odd = calls_of("all_reduce", number=-1), calls_of("all_gather", number=-1)
+    made = trace(usual, odd, usual)
+    lossy = replace(made.ranks[1], lost=(Lost("unreadable", calls=1),))
+    found = judge_trace(replace(made, ranks=(made.ranks[0], lossy, made.ranks[2])))
+    assert found.disagreements
+    assert not found.disagree
+
+
 def test_a_trace_without_an_operation_is_no_pass() -> None:
     found = judge_trace(trace([], []))
     assert not found.communicates

@@ -111,6 +111,23 @@ def test_calls_that_a_ring_buffer_lost_are_counted(tmp_path: Path) -> None:
     assert [(lost.calls, "TORCH_FR_BUFFER_SIZE" in lost.why) for lost in rank.lost] == [(7, True)]
 
 
+def test_calls_that_cannot_be_interpreted_keep_their_numbers(tmp_path: Path) -> None:
+    pair = {"process_group": ("1", "tp")}
+    entries = [
+        traced.entry("nccl:all_reduce", 0, [4]),
+        traced.entry("nccl:rotate", 1, [4]),
+        traced.entry("nccl:all_reduce", 2, [4], [4], input_dtypes=["Float", "Half"], **pair),
+        traced.entry("nccl:send 0->1", 3, [4], input_dtypes=["Odd"], is_p2p=True),
+    ]
+    rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
+    assert sum(lost.calls for lost in rank.lost) == 3
+    assert rank.lost_numbers == {"": (1, -1), "1": (2,)}
+
+
+def test_calls_of_a_group_that_is_not_told_keep_their_numbers(tmp_path: Path) -> None:
+    assert gloo(tmp_path).ranks[0].lost_numbers == {"1": (2,)}
+
+
 def test_members_of_a_coalesced_call_have_its_end(tmp_path: Path) -> None:
     sent = {"is_p2p": True, "p2p_seq_id": 4, "state": "scheduled"}
     end = sent | {"state": "completed"}
