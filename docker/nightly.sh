@@ -1,5 +1,5 @@
 #!/bin/sh
-# One night of a cluster: suite nightly in RUNS runs of three launches, a report, whether the cluster is well, and a
+# One night of a cluster: suite nightly in RUNS runs, of three launches each or, under a LAUNCHER, of one; a report, whether the cluster is well, and a
 # comparison with another night.
 #   nightly.sh [LAUNCHER ...]      # nightly.sh srun --wait=60
 # NIGHTS/<time>/ gets the runs, report.html, health.html, health.json, health.prom, verdict.md and verdict.json; NIGHTS
