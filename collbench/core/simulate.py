@@ -288,6 +288,7 @@ class Forecast(NamedTuple):
             at = find_fastest(self.seconds(middle))
             return between(low, middle, before, at) + between(middle, high, at, after)
 
+        sizes = sorted({*sizes})
         winners = [find_fastest(self.seconds(nbytes)) for nbytes in sizes]
         pairs = zip(sizes[:-1], sizes[1:], winners[:-1], winners[1:], strict=True)
         return [crossing for pair in pairs for crossing in between(*pair)]

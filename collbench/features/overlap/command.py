@@ -174,17 +174,21 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
     """Print what a run tells; NO_VERDICT where no row has a verdict. Raises UsageError where it has
     nothing in the background, NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
+    from collbench.core.text import print_message
     from collbench.features.overlap import judgement as judging
     from collbench.features.overlap import view as views
     from collbench.records import origins
 
     overlaps = judging.judge_overlaps(file)
-    if not overlaps and not (file.end and file.end.exit):
+    tried = [record for record in file.records if record.case.background]
+    if not (overlaps or tried) and not (file.end and file.end.exit):
         origins.refuse_fake(file, "compare")
         raise UsageError(
             f"{file.run.id} has no case with a background that was measured alone, too",
             "collbench overlap all_reduce measures some",
         )
     outputs.deliver_document(views.make_document(file, overlaps), output_format)
+    if not overlaps and (notes := [record.note for record in tried if record.note]):
+        print_message(f"nothing was measured in the background: {notes[0]}")
     is_decided = any(overlap.verdict != judging.NO_VERDICT for overlap in overlaps)
     return Exit.OK if is_decided else Exit.NO_VERDICT

@@ -265,7 +265,8 @@ def _list_homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
 
 
 def _wire_key(case: Case) -> tuple[object, ...]:
-    return case.backend, case.n, case.dtype, case.mode, case.env, case.background
+    at_once = case.groups, case.group, case.of, case.background, case.arrival
+    return case.backend, case.n, case.dtype, case.mode, case.env, *at_once
 
 
 def _preference(point: Point) -> tuple[bool, float]:

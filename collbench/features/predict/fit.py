@@ -198,7 +198,11 @@ def _count_factors(case: Case, carried: float) -> tuple[tuple[float, float, floa
     """A, B and G, what they are, and why there are none. Links ``carried`` so many times what the
     collective needs."""
     if case.subject:
-        return (0.0, 0.0, 0.0), "", "a training step has one size, and a line goes over several"
+        return (
+            (0.0, 0.0, 0.0),
+            "",
+            f"only collectives are fitted over sizes, and this is a {case.table.noun}",
+        )
     if case.algorithm == "native":
         bound = COLLECTIVES[case.collective].bound(case.n)
         model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")

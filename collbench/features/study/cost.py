@@ -34,7 +34,7 @@ def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
     n of them; and what no algorithm can do without."""
     costs, least = count_costs(schedule), schedule.row.bound_by_size(schedule.n)
     formula = _format_sum(map(str, costs[:3]))
-    if formulas := find_formulas(variant, schedule.n, schedule.root):
+    if formulas := find_formulas(variant, schedule.n):
         formula = f"{_format_sum(formulas)} for n ranks, here {formula}"
     bound = _format_sum(str(Fraction(value).limit_denominator(1 << 20)) for value in least)
     symbols = f"α: time of a message ({format_count(int(costs.A), 'round')} of them)"
@@ -46,10 +46,11 @@ def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
     return [sentence, symbols]
 
 
-def find_formulas(variant: Variant, n: int, root: int) -> list[str]:
-    """Forms of A, B and G that fit n ranks and others; empty where one of them has none."""
+def find_formulas(variant: Variant, n: int) -> list[str]:
+    """Forms of A, B and G that fit n ranks and others, whoever the root is; empty where one of them
+    has none."""
     numbers = [ranks for ranks in dict.fromkeys((n, *LARGE)) if not variant.refuse(ranks)]
-    counts = [(ranks, count_costs(variant.schedule(ranks, root))) for ranks in numbers]
+    counts = [(ranks, count_costs(variant.schedule(ranks))) for ranks in numbers]
     names = [
         next((name for name, form in FORMS.items() if all(form(m) == c[at] for m, c in counts)), "")
         for at in range(3)

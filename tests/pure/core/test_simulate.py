@@ -448,6 +448,7 @@ def test_crossovers_find_a_third_that_wins_in_between() -> None:
     two = foreseen("all_reduce", 64, LINKS["ib200"], "recursive_doubling", "ring", "double_tree")
     assert [after for _, _, after in view.crossovers([8, 1 << 40])] == ["halving_doubling"]
     assert [after for _, _, after in two.crossovers([8, 1 << 40])] == ["double_tree", "ring"]
+    assert two.crossovers([1 << 40, 8, 8]) == two.crossovers([8, 1 << 40])
 
 
 def test_worked_figures() -> None:

@@ -134,7 +134,7 @@ def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     """A, B, G and sent of each algorithm as fractions, with the segments for the largest size."""
     lines = []
     for predictor in view.predictors.values():
-        schedule = predictor.schedule(sizes[-1])
+        schedule = predictor.schedule(max(sizes))
         lines.append(Line((schedule.name, *map(str, count_costs(schedule)))))
     bound = [
         str(Fraction(value).limit_denominator(1 << 20)) for value in view.row.bound_by_size(view.n)

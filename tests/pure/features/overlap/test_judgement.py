@@ -75,6 +75,19 @@ def test_a_run_without_any_verdict_exits_3(rounds: int, code: Exit) -> None:
     assert command._show_run(file, "csv") == code
 
 
+def test_a_background_that_was_skipped_is_no_verdict_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    skipped = [
+        replace(row, status="skipped", times_ns=[], background=None, note="gloo has no scan")
+        if row.case.background
+        else row
+        for row in rows(1.0, 1.0)
+    ]
+    assert command._show_run(make_file(skipped, [world()]), "csv") == Exit.NO_VERDICT
+    assert "in the background: gloo has no scan" in capsys.readouterr().err
+
+
 def test_one_verdict_is_enough() -> None:
     undecided = rows(2.0, 2.0)
     decided = [

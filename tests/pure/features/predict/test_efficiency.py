@@ -153,6 +153,16 @@ def test_sendrecv_of_another_run_counts_on_the_same_boot_only(boot: str, there: 
     assert all((merit.link is not None) == there for merit in found)
 
 
+@pytest.mark.parametrize("groups", ["", "div:4"])
+def test_wires_of_groups_are_no_yardstick_for_others(groups: str) -> None:
+    """Groups that communicate at once have other wires, or share them."""
+    file = run(
+        *swept("sendrecv", lambda s: ALPHA + s * BETA, groups=groups, of=2 if groups else 1),
+        *swept("all_reduce", lambda s: 6 * ALPHA + 2 * s * BETA),
+    )
+    assert all((merit.link is None) == bool(groups) for merit in merits([file], "all_reduce"))
+
+
 def test_imported_runs_without_a_machine_do_not_share_one() -> None:
     one, other = (
         run(*swept("all_reduce", lambda s: s + ALPHA)),

@@ -343,11 +343,17 @@ def test_an_algorithms_cost_is_told(name: str, algorithm: str, n: int, says: str
     assert cost.describe_cost(variant, variant.schedule(n))[0] == says
 
 
+def test_a_cost_is_told_of_any_root() -> None:
+    variant = algorithms.find_variant("broadcast", "binomial")
+    told = [cost.describe_cost(variant, variant.schedule(9, root)) for root in (0, 8)]
+    assert told[0] == told[1] and "for n ranks" in told[0][0]
+
+
 def test_a_formula_for_n_ranks_holds_for_numbers_it_was_not_made_from() -> None:
     told = 0
     for row in algorithms.list_catalogue().values():
         variant = algorithms.Variant(row)
-        known = cost.find_formulas(variant, 4, 0)
+        known = cost.find_formulas(variant, 4)
         told += bool(known)
         for n in (5, 6, 32) if known else ():
             if not variant.refuse(n):
