@@ -184,6 +184,16 @@ def test_a_recording_without_an_end_says_so(bare, tmp_path: Path) -> None:
     assert "the recording of rank 0 broke off" in " ".join(done.stdout.split())
 
 
+def test_a_receive_from_anybody_that_no_rank_sends_to_is_no_verdict(bare, tmp_path: Path) -> None:
+    waits = '{"kind":"recv","nbytes":8,"dtype":"float","issued_ns":3,"state":"started"}\n'
+    end = '{"ended":99,"broken":true}\n'
+    (tmp_path / "rank-00000.jsonl").write_text(RECORDED + waits + end)
+    (tmp_path / "rank-00001.jsonl").write_text(RECORDED.replace('"rank":0', '"rank":1') + end)
+    done = bare("trace", str(tmp_path), "--format", "json")
+    told = json.loads(done.stdout)["hang"]
+    assert (done.returncode, told["cause"], told["ranks"]) == (3, "all", [0])
+
+
 def test_a_pipe_among_saved_runs_does_not_hold_up_their_list(
     bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def find_hang(trace: Trace, matches: Joined) -> Hang | None:
         if (front := _find_front(group, meetings, ranks))
     ]
     fronts += _message_fronts(ranks)
+    fronts += _unaddressed_fronts(ranks)
     return _blame_fronts(fronts, _unread_ranks(trace)) if fronts else None
 
 
@@ -269,20 +270,23 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
     """Sends and receives that have begun and not ended, the first of each between two ranks, and of
     one tag where the library goes by tags."""
     every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
+    unaddressed: set[tuple[Group, int, int, str]] = set()
     for rank_trace in ranks.by_rank.values():
         groups = groups_of(rank_trace)
         for _, call in list_communicating(rank_trace):
-            group = groups[call.group]
+            group, tag = groups[call.group], _tag_of(call, rank_trace)
             if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
-                tag = call.tag if rank_trace.backend in HOST else 0
                 every[group, rank_trace.rank, group.ranks[call.peer], tag, call.kind].append(call)
+            elif call.kind in POINT_TO_POINT:
+                unaddressed.add((group, rank_trace.rank, tag, call.kind))
     begun = {
         key: [at for at, call in enumerate(calls) if ranks.status(key[1], call) == "in"]
         for key, calls in every.items()
     }
     for key, (at, *_) in ((key, calls) for key, calls in begun.items() if calls):
         call, (group, rank, peer, tag, kind) = every[key][at], key
-        half = (group, peer, rank, tag, "recv" if kind == "send" else "send")
+        other = "recv" if kind == "send" else "send"
+        half = (group, peer, rank, tag, other)
         both = bool(begun.get(half))
         is_complete = all(
             not lost.calls
@@ -291,7 +295,8 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         )
         is_readable = peer in ranks.by_rank and _trace_reaches(ranks.by_rank[peer], [call])
         is_readable = is_readable and not ranks.by_rank[peer].only_active
-        lacks = not both and is_complete and is_readable and len(every.get(half, ())) <= at
+        is_told = is_complete and is_readable and (group, peer, tag, other) not in unaddressed
+        lacks = not both and is_told and len(every.get(half, ())) <= at
         statuses: dict[int, Status] = {
             rank: "in",
             peer: "in" if both else "missing" if lacks else "unknown",
@@ -299,6 +304,29 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         statuses |= {} if peer in ranks.by_rank else {peer: "silent"}
         if kind == "recv" or not both:
             yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), statuses, -1)
+
+
+def _unaddressed_fronts(ranks: _Ranks) -> Iterator[Front]:
+    """Messages that have begun and not ended, and of which the trace does not tell the other rank,
+    as a receive from anybody: the first of each rank in a group, and of one tag where the library
+    goes by tags."""
+    for rank, rank_trace in ranks.by_rank.items():
+        groups = groups_of(rank_trace)
+        seen: set[tuple[str, str, int]] = set()
+        for at, call in list_communicating(rank_trace):
+            group, key = groups[call.group], (call.group, call.kind, _tag_of(call, rank_trace))
+            is_unaddressed = call.kind in POINT_TO_POINT and call.peer < 0 and rank in group.ranks
+            if not is_unaddressed or key in seen or ranks.status(rank, call) != "in":
+                continue
+            seen.add(key)
+            statuses: dict[int, Status] = dict.fromkeys(group.ranks, "unknown")
+            statuses[rank] = "in"
+            yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), statuses, -1)
+
+
+def _tag_of(call: Call, rank: RankTrace) -> int:
+    """The tag of a message where the library goes by tags, else 0."""
+    return call.tag if rank.backend in HOST else 0
 
 
 def _blame_fronts(fronts: Sequence[Front], unread: set[int]) -> Hang:

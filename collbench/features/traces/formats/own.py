@@ -69,8 +69,9 @@ class Limits(NamedTuple):
 class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A line that is no call: an iteration's begin and end, a ``group`` with its ``ranks`` and what
     people call it, calls that are lost, the end of a call that was written before it ended
-    (``late``, with its place), ``until`` when all calls are in the file, or when the recording
-    ``ended``; ``broken``: because the job did, or by an error; ``fake``: the rank's GPU is one."""
+    (``late``, with its place, and the ``peer`` of a message), ``until`` when all calls are in the
+    file, or when the recording ``ended``; ``broken``: because the job did, or by an error;
+    ``fake``: the rank's GPU is one."""
 
     step: Interval | None = None
     group: str | None = None
@@ -78,6 +79,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     described: str = ""
     lost: Lost | None = None
     late: tuple[Whole, Known] | None = None
+    peer: Known = -1
     until: Known | None = None
     ended: Known | None = None
     broken: bool = False
@@ -344,13 +346,17 @@ class _Reader:
         return RankTrace(**about)
 
     def _ended(self, went_on: bool) -> tuple[Call, ...]:
-        """The calls, with ends that were written later. Where the job ``went_on`` after the
-        recording, nobody knows whether those under way then have ended."""
+        """The calls, with ends and senders that were written later. Where the job ``went_on`` after
+        the recording, nobody knows whether those under way then have ended."""
         calls = list(self._calls)
-        for at, ends in (note.late for note in self._notes if note.late):
-            if at < len(calls):
-                begins = calls[at].issued_ns if ends >= 0 else -1
-                calls[at] = replace(calls[at], state="", begins_ns=begins, ends_ns=ends)
+        for note in self._notes:
+            if note.late is not None and note.late[0] < len(calls):
+                at, ends = note.late
+                call = calls[at]
+                begins = call.issued_ns if ends >= 0 else -1
+                is_named = note.peer >= 0 and call.kind in POINT_TO_POINT
+                peer = note.peer if is_named else call.peer
+                calls[at] = replace(call, state="", begins_ns=begins, ends_ns=ends, peer=peer)
         if went_on:
             calls = [replace(call, state="") if call.state else call for call in calls]
         for at in list(_seen_late(calls)):

@@ -25,6 +25,7 @@ MOST_HELD = 50_000  # calls in memory that are not written yet
 MOST_UNWAITED = 256  # works of the job that are kept until they are waited for
 MOST_UNREAD = 32  # reductions that are kept as C++ has them, to be read together
 HELD_S = 10.0  # until a call that has not ended is written without its end
+WAITED_LATE = "waits for calls that were issued more than an iteration before"
 
 Clock = Callable[[], int]
 Line = Call | own.Note
@@ -111,6 +112,9 @@ class Program:
         self._lost: dict[str, list[int]] = {}  # calls and bytes, by why
         self._works: dict[int, list[Seen]] = {}  # by the ids of their works
         self._filled: dict[int, Seen] = {}  # by the address of what a call fills
+        # works that are no longer kept, though nobody waited for them
+        self._forgotten: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._forgotten_fills: set[int] = set()  # addresses of what their calls fill
         self._tasks: dict[int, list[Seen]] = {}  # calls of backward passes
         self._observers: dict[str, queue.SimpleQueue[tuple[Seen, Any] | None]] = {}
 
@@ -219,15 +223,23 @@ class Program:
             self._read()
             self._note_mark()
             self._mark = step
-            self._filled.clear()
             self._tasks.clear()
-            for key in [
-                key
-                for key, work_entry in self._works.items()
-                if work_entry[0].index < self._iteration
-            ]:
-                self._pop_calls(key)  # nobody waits for what is of the iteration before
+            self._forget_calls()
             self._iteration = self._count
+
+    def _forget_calls(self) -> None:
+        """Let go of the works of calls that were made before this iteration, and of the addresses
+        of what they, and calls that were waited for, fill."""
+        filled, self._filled = self._filled, {}
+        for address, call in filled.items():
+            if call.work is not None and call.index >= self._iteration:
+                self._filled[address] = call
+            elif call.work is not None and len(self._forgotten_fills) < MOST_HELD:
+                self._forgotten_fills.add(address)
+        for key in [key for key, calls in self._works.items() if calls[0].index < self._iteration]:
+            if (work := self._works[key][0].work) is not None:
+                self._forgotten.add(work)
+            self._pop_calls(key)
 
     def _note_mark(self) -> None:
         if self._mark is not None:
@@ -264,20 +276,28 @@ class Program:
     def waited(self, work: Work) -> list[Seen]:
         """The calls that this work does, which are waited for now."""
         with self._lock:
+            if work in self._forgotten:
+                self._forgotten.discard(work)
+                self.lose(WAITED_LATE, calls=0)
             return self._pop_calls(id(work))
 
     def fills(self, call: Seen, given: Iterable[Tensor]) -> None:
         """The call's outcome is in these tensors."""
         with self._lock:
-            for tensor in given:
-                self._filled[tensor.data_ptr()] = call
+            for address in (tensor.data_ptr() for tensor in given):
+                self._filled[address] = call
+                self._forgotten_fills.discard(address)
             while len(self._filled) > MOST_HELD:
                 del self._filled[next(iter(self._filled))]
 
     def filled(self, tensor: Tensor) -> Seen | None:
         """The call whose outcome a tensor is, which is waited for now."""
         with self._lock:
-            call = self._filled.pop(tensor.data_ptr(), None)
+            address = tensor.data_ptr()
+            if address in self._forgotten_fills:
+                self._forgotten_fills.discard(address)
+                self.lose(WAITED_LATE, calls=0)
+            call = self._filled.pop(address, None)
             if call is not None and call.work is not None:
                 self._pop_calls(id(call.work))
             return call
@@ -324,19 +344,23 @@ class Program:
             while self._calls and (self._calls[0].done or self._calls[0].issued < old):
                 call = (observed := self._calls.popleft()).call
                 lines.append(call)
-                if call.state:
+                if call.state or (_lacks_sender(call) and len(self._overdue) < MOST_HELD):
                     self._overdue.append(observed)
             until = self._calls[0].issued if self._calls else now
         lacks = any(calls for calls, _ in self._lost.values())
         return lines if lacks else [*lines, own.Note(until=until)]
 
     def _list_late(self) -> list[Line]:
-        """Ends of calls that were written before."""
+        """Ends of calls that were written before, and which rank messages came from."""
         overdue = [
             (observed, observed.ends) for observed in self._overdue
         ]  # once: others set ends meanwhile
         self._overdue = [observed for observed, ends in overdue if ends < 0]
-        return [own.Note(late=(observed.index, ends)) for observed, ends in overdue if ends >= 0]
+        return [
+            own.Note(late=(observed.index, ends), peer=observed.fields.get("peer", -1))
+            for observed, ends in overdue
+            if ends >= 0
+        ]
 
     def rest(self, broken: bool = False) -> list[Line]:
         """All lines not written yet, with what was lost and the end. ``broken``: the job
@@ -357,6 +381,8 @@ class Program:
                 self._pop_calls(key)
             for collection in (
                 self._filled,
+                self._forgotten,
+                self._forgotten_fills,
                 self._tasks,
                 self._observers,
                 self._calls,
@@ -364,6 +390,11 @@ class Program:
                 self._overdue,
             ):
                 collection.clear()
+
+
+def _lacks_sender(call: Call) -> bool:
+    """Whether it is a receive from anybody that has not ended, as far as is known."""
+    return call.kind == "recv" and call.peer < 0 and call.ends_ns < 0
 
 
 def _is_done(call: Seen) -> bool:

@@ -21,11 +21,11 @@ calls made in it that nobody has waited for and that are done by then (on a devi
 as DDP's reducer waits in C++. What DDP broadcasts in C++ is recorded as waited for one by one.
 
 What it cannot see: when a device moves data (``ends_ns`` is unknown there) and computes; waits by
-``Work.get_future().wait()``; the end of messages of Gloo that are not waited for; calls that pass
-by torch.distributed (NCCL, MPI or NVSHMEM called directly, symmetric memory), calls of a Python
-``ProcessGroup`` with methods of its own, and those that a captured CUDA graph repeats. Calls that a
-library makes within one (Gloo's barrier is an all_reduce) are the one call. Tensors without data,
-as compilers trace with, are left out.
+``Work.get_future().wait()``, or two iterations after the call (which is told); the end of messages
+of Gloo that are not waited for; calls that pass by torch.distributed (NCCL, MPI or NVSHMEM called
+directly, symmetric memory), calls of a Python ``ProcessGroup`` with methods of its own, and those
+that a captured CUDA graph repeats. Calls that a library makes within one (Gloo's barrier is an
+all_reduce) are the one call. Tensors without data, as compilers trace with, are left out.
 """
 
 from __future__ import annotations

@@ -160,6 +160,8 @@ def _describe_untold(front: Front) -> str:
     """Who may not have called it, as far as the trace tells."""
     if not front.unknown:
         return ""
+    if front.call.kind in POINT_TO_POINT and front.call.peer < 0:
+        return "; which rank it waits for is not in the trace"
     its = "its trace" if len(front.unknown) == 1 else "their traces"
     return f"; what {in_words(front.unknown)} did then is not in {its}"
 

@@ -214,6 +214,33 @@ def test_calls_that_have_begun_on_gloo_are_not_through_though_none_has_ended() -
     assert (found.cause, sorted(found.culprits)) == ("circle", [0, 1])
 
 
+ANYBODYS = call("recv", peer=-1, **IN)
+
+
+def test_a_receive_from_anybody_that_no_rank_sends_to_hangs_and_accuses_nobody() -> None:
+    found = judged([*reduces(DONE), ANYBODYS], reduces(DONE), backend="gloo")
+    assert found
+    assert (found.cause, found.culprits, found.is_blamed) == ("all", (0,), False)
+    assert found.fronts[0].unknown == (1,)
+
+
+def test_a_rank_that_waits_for_a_message_from_anybody_is_no_culprit_elsewhere() -> None:
+    others = reduces(DONE, IN)
+    found = judged([*reduces(DONE), ANYBODYS], others, others, backend="gloo")
+    assert found
+    assert (found.cause, found.culprits, found.is_blamed) == ("all", (0,), False)
+    assert [front.missing for front in found.fronts] == [(), (0,)]
+
+
+@pytest.mark.parametrize(("tag", "named"), [(5, False), (6, True)])
+def test_a_send_whose_receive_may_be_one_from_anybody_accuses_nobody(tag: int, named: bool) -> None:
+    received = call("recv", peer=-1, tag=tag, **DONE)
+    sends = call("send", peer=0, tag=5, **IN)
+    found = judged([*reduces(DONE), received], [*reduces(DONE), sends], backend="gloo")
+    assert found
+    assert (found.culprits, found.is_blamed) == ((0,) if named else (1,), named)
+
+
 def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:
     lost = Lost("its buffer kept the last calls only", calls=7)
     found = judged([*reduces(DONE), call("recv", peer=1, **IN)], reduces(DONE), lost=(lost,))

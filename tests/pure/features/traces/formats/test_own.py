@@ -246,6 +246,20 @@ def test_a_call_that_ended_after_it_was_written_has_its_end(tmp_path: Path) -> N
     assert found.calls == (replace(BEGUN, state="", begins_ns=200, ends_ns=290),)
 
 
+@pytest.mark.parametrize(
+    ("late", "peer"),
+    [('{"late":[0,290],"peer":1}', 1), ('{"late":[0,290]}', -1)],
+    ids=["now", "of earlier versions"],
+)
+def test_a_message_from_anybody_that_ended_after_it_was_written_has_its_sender(
+    late: str, peer: int, tmp_path: Path
+) -> None:
+    path = written(tmp_path, Call("recv", nbytes=8, issued_ns=200, state="started"))
+    path.write_text(f"{path.read_text()}{late}\n")
+    (found,) = own.read_rank(path).calls
+    assert (found.peer, found.ends_ns, found.state) == (peer, 290, "")
+
+
 def test_calls_under_way_when_a_recording_was_closed_accuse_nobody(tmp_path: Path) -> None:
     found = own.read_rank(written(tmp_path, BEGUN, END))
     assert ([call.state for call in found.calls], found.until) == ([""], 0)

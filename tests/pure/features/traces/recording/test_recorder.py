@@ -219,6 +219,47 @@ def test_waits_for_more_calls_than_are_kept_are_told_to_lack(
     assert lost.why.startswith("waits for calls that more than 2 came after")
 
 
+@pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_waits_of_iterations_after_their_calls_are_recorded_or_told_to_lack(
+    steps: int, functional: bool, tmp_path: Path
+) -> None:
+    operators, group, x = torch.ops._c10d_functional, dist.group.WORLD, torch.ones(5)
+    assert group
+    with collbench.record(tmp_path, steps=5) as recorder:
+        work = None if functional else dist.all_reduce(x, async_op=True)
+        reduced = operators.all_reduce(x, "sum", group.group_name) if functional else x
+        for _ in range(steps):
+            recorder.step()
+        if work is None:
+            operators.wait_tensor(reduced)
+        else:
+            work.wait()
+    found = read(tmp_path)
+    waits = [call.after for call in found.calls if call.kind == "wait"]
+    is_kept = steps == 1
+    assert waits == [(0,)] * is_kept
+    assert found.lost == (() if is_kept else (Lost(recorded.WAITED_LATE),))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["recv", "irecv"])
+def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "HELD_S", -1)
+    program, group = recorded.Program(recorded.make_clock()), dist.group.WORLD
+    assert group
+    received = program.add({"kind": "recv", "dtype": "float", "nbytes": 4, "peer": -1}, group)
+    assert received
+    received.pending = waits
+    (line,) = (line for line in program.ready() if isinstance(line, Call))
+    assert (line.peer, line.state) == (-1, "started" if waits else "")
+    received.fields["peer"] = 3
+    received.ended(received.issued + 7)
+    notes = [line for line in program.ready() if isinstance(line, own.Note) and line.late]
+    assert [(note.late, note.peer) for note in notes] == [((0, received.issued + 7), 3)]
+
+
 def raises(*_: object) -> None:
     raise ValueError("planted")
 

@@ -124,6 +124,14 @@ def test_a_receive_without_its_send_is_told() -> None:
     )
 
 
+def test_a_receive_from_anybody_does_not_tell_which_rank_it_waits_for() -> None:
+    waits = call("recv", 8, peer=-1, **IN)
+    assert words([*SHORT, waits], SHORT) == (
+        "rank 0 is in recv of 8 B float on world (0,1) since 08:03:07 UTC; which rank it waits for"
+        " is not in the trace"
+    )
+
+
 def test_calls_around_are_told_with_where_the_group_stands() -> None:
     (_, lines) = (found := tables(made(USUAL, SHORT)))["calls"].heads, found["calls"].lines
     assert [line.cells[0] for line in lines] == ["1", "> 2"]
