@@ -348,14 +348,7 @@ def change_suite(
     }
     changes = {axis: values for axis, values in changes.items() if values}
     silent: dict[str, Any] = dict.fromkeys(changes, ())
-    selected = [find_collective(word).name for word in grammar.split_words(only)]
-    others = tuple(
-        name for name in suite.values("collectives") if selected and name not in selected
-    )
-    if selected and set(selected).isdisjoint(suite.values("collectives")):
-        raise UsageError(
-            f"--only {only}: not in the suite {suite.name}", f"choose from {', '.join(others)}"
-        )
+    others = _list_others(suite, only)
     if max_time and suite.policy.iters:
         raise UsageError(
             f"{suite.name} fixes the repetitions that --max-time would choose",
@@ -392,6 +385,20 @@ def change_suite(
     refusal.refuse_unknown_backends(changed.values("backends"))
     _tell_idle(changed)
     return changed
+
+
+def _list_others(suite: Suite, only: str) -> tuple[str, ...]:
+    """The suite's collectives beside those of --only; none where that is not given. Raises
+    UsageError."""
+    selected = [find_collective(word).name for word in grammar.split_words(only)]
+    others = tuple(
+        name for name in suite.values("collectives") if selected and name not in selected
+    )
+    if selected and set(selected).isdisjoint(suite.values("collectives")):
+        raise UsageError(
+            f"--only {only}: not in the suite {suite.name}", f"choose from {', '.join(others)}"
+        )
+    return others
 
 
 def _add_launches(
