@@ -248,7 +248,10 @@ class Zero3(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def quantized_groups(count: int) -> int:
     """How many groups with a scale each DeepSpeed's CUDAQuantizer divides weights into: near 8,000
     elements each, in eights. Raises UsageError where there is no such number."""
-    group_count = next((g for g in range(-(-count // 8000), count) if count % (8 * g) == 0), 0)
+    eights, group_count = count // 8, 0
+    if eights and not count % 8:  # of an eighth's divisors the least that is not too small
+        most = eights // -(-count // 8000)  # eights that a group may have: 1000 at most
+        group_count = eights // next(k for k in range(most, 0, -1) if eights % k == 0)
     while group_count and count % (16 * group_count) == 0 and count / group_count > 8000:
         group_count *= 2
     if not group_count or count / group_count >= 16000:

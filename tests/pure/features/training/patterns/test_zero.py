@@ -126,7 +126,7 @@ def test_overlap_hides_a_bucket_behind_backward(overlap: bool) -> None:
     step = sound(
         zero2(flat(9, 9, 9), Layout(dp=3), Zero(reduce_bucket_size=9, overlap_comm=overlap))
     )
-    took = walk.Walk(step, lambda op, members: float(op.phase == "backward")).seconds
+    took = walk.Walk(step, lambda op, party: float(op.phase == "backward")).seconds
     assert took == (4 if overlap else 6)
 
 
@@ -285,6 +285,20 @@ def test_groups_of_quantized_weights(count: int, groups: int) -> None:
     found = quantized_groups(count)
     assert (count % (8 * found), count / found < 16_000) == (0, True)
     assert found == groups
+
+
+@pytest.mark.parametrize("count", [*range(8, 2000, 8), 120_000, 131_064, 8 * 10_007])
+def test_groups_are_the_first_that_divide_weights(count: int) -> None:
+    """Where no group is doubled after that, as in such small weights."""
+    first = next(g for g in range(-(-count // 8000), count) if count % (8 * g) == 0)
+    assert quantized_groups(count) == first
+
+
+def test_groups_of_many_weights_are_found_at_once() -> None:
+    prime = (1 << 61) - 1
+    assert quantized_groups(8 * prime) == prime
+    with pytest.raises(UsageError, match="no groups of eights"):
+        quantized_groups(8 * prime + 1)
 
 
 def test_weights_without_groups_of_eights_are_refused() -> None:
