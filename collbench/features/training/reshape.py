@@ -4,7 +4,7 @@ that takes a given time."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -13,7 +13,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import format_size, suggest_name
-from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
+from collbench.features.training.step import POINT_TO_POINT, WORLD, Groups, Op, Program, Step
 
 replace = msgspec.structs.replace
 LONG = ("sleep", "spin")  # computation that only takes time
@@ -73,7 +73,7 @@ def slice_step(step: Step, name: str) -> Step:
     if name not in step.groups:
         hint = suggest_name(name, step.groups) or f"one of {', '.join(step.groups)}"
         raise UsageError(f"--slice {name[:40]}: {step.name} has no such groups", hint)
-    members = step.family(name)[0]
+    members = sorted(step.family(name)[0])  # in order, as those of the world are
     number = {rank: index for index, rank in enumerate(members)}
     groups = {
         other: tuple(
@@ -82,10 +82,13 @@ def slice_step(step: Step, name: str) -> Step:
         for other, family in step.groups.items()
     }
     groups = {other: family for other, family in groups.items() if family}
+    reached = _list_reached(groups, range(len(members)))
+    if len(members) == step.world:
+        reached = [names | {WORLD} for names in reached]
     dropped = [0, 0.0]
 
-    def stays(op: Op) -> bool:
-        if not op.communicates or op.group in groups:
+    def stays(op: Op, names: frozenset[str]) -> bool:
+        if not op.communicates or op.group in names:
             return True
         dropped[0] += 1
         dropped[1] += op.nbytes
@@ -93,8 +96,13 @@ def slice_step(step: Step, name: str) -> Step:
 
     programs = []
     for program in step.programs:
-        if ranks := [number[rank] for rank in program.ranks if rank in number]:
-            ops = _keep_operations(program.ops, [stays(op) for op in program.ops])
+        used = {op.group for op in program.ops if op.communicates}
+        alike: dict[frozenset[str], list[int]] = {}  # ranks by those groups that they are in
+        for rank in program.ranks:
+            if rank in number:
+                alike.setdefault(reached[number[rank]] & used, []).append(number[rank])
+        for names, ranks in alike.items():
+            ops = _keep_operations(program.ops, [stays(op, names) for op in program.ops])
             programs.append(Program(tuple(ranks), ops, program.holds))
     assumption = (
         f"only the ranks of one group of {name}: {dropped[0]} operations with others left out"
@@ -106,6 +114,12 @@ def slice_step(step: Step, name: str) -> Step:
         world=len(members),
         groups=groups,
     )
+
+
+def _list_reached(groups: Mapping[str, Groups], ranks: Iterable[int]) -> list[frozenset[str]]:
+    """The names of the groups that each rank is in."""
+    inside = {name: {rank for group in family for rank in group} for name, family in groups.items()}
+    return [frozenset(name for name in inside if rank in inside[name]) for rank in ranks]
 
 
 def _keep_operations(ops: Sequence[Op], stays: Sequence[bool]) -> tuple[Op, ...]:

@@ -129,3 +129,37 @@ def test_what_was_recorded_is_that_of_the_step_as_it_was() -> None:
         reshape.set_computation(step, "none", 0),
     ):
         assert other.recorded is None
+
+
+def reduce_on(*names: str) -> tuple[Op, ...]:
+    return tuple(
+        Op(kind="all_reduce", group=name, nbytes=4, dtype="float", op="sum") for name in names
+    )
+
+
+def test_a_slice_of_all_ranks_keeps_what_all_do() -> None:
+    step = Step("x", 3, (Program((0, 1, 2), reduce_on("", "dp")),), {"dp": ((2, 0, 1),)})
+    part = reshape.slice_step(step, "dp")
+    refuse_step(part)
+    assert [op.group for op in part.programs[0].ops] == ["", "dp"]
+    assert part.members("dp", 0) == (2, 0, 1)
+    assert "0 operations with others left out" in part.assumptions[-1]
+
+
+def test_a_slice_leaves_out_what_all_do_where_it_is_not_all() -> None:
+    step = Step("x", 4, (Program((0, 1, 2, 3), reduce_on("", "dp")),), {"dp": ((0, 1), (2, 3))})
+    part = reshape.slice_step(step, "dp")
+    refuse_step(part)
+    assert [op.group for op in part.programs[0].ops] == ["dp"]
+
+
+def test_an_operation_stays_for_ranks_whose_group_is_in_the_slice() -> None:
+    """Of b's groups the first lies in the slice, the second only with rank 2."""
+    groups = {"a": ((0, 1, 2), (3, 4, 5)), "b": ((0, 1), (2, 3), (4, 5))}
+    step = Step("x", 6, (Program((*range(6),), reduce_on("a", "b")),), groups)
+    part = reshape.slice_step(step, "a")
+    refuse_step(part)
+    walk.refuse_deadlock(part)
+    found = {program.ranks: [op.group for op in program.ops] for program in part.programs}
+    assert found == {(0, 1): ["a", "b"], (2,): ["a"]}
+    assert "1 operations with others left out" in part.assumptions[-1]
