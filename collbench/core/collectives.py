@@ -40,6 +40,16 @@ class Bound(NamedTuple):
     gamma: float
 
 
+class Hosts(NamedTuple):
+    """How many ``ranks`` there are, on what ``number`` of hosts: the ``fewest`` on one, and those
+    on the ``root``'s."""
+
+    ranks: int
+    number: int
+    fewest: int
+    root: int
+
+
 class Collective(NamedTuple):
     """One row of the table.
 
@@ -92,15 +102,20 @@ class Collective(NamedTuple):
         bound, share = self.bound(n), self.moved_share(n)
         return Bound(bound.alpha, bound.beta * share, bound.gamma * share)
 
-    def bound_outside(self, n: int, group: int) -> float:
+    def bound_outside(self, hosts: Hosts) -> float:
         """As the bound's beta: what each rank's port to the outside carries at least where ranks
-        are on several nodes, of ``group`` each. Data that differ for each pair of ranks pass the
-        port of their own rank; what nodes need of each other passes all ports of a node."""
+        are on several ``hosts``. Data that differ for each pair of ranks pass the port of their
+        own rank; what hosts need of each other passes all ports of a host."""
+        n, fewest, root = hosts.ranks, hosts.fewest, hosts.root
         if self.personal:
-            return (n - group) / n / self.moved_share(n)
+            return (n - fewest) / n / self.moved_share(n)
         if self.pairwise:
             return 1.0
-        return TERMS[self.least[1]](n / group) / group
+        if self.rooted and self.total:  # the root's host has the others' blocks, they their own
+            return max(n - root, root) / n / root
+        if self.least[1] == "2(n-1)/n":  # each host sends its sum; all send 2(m-1) among m hosts
+            return max(1 / fewest, 2 * (hosts.number - 1) / n)
+        return TERMS[self.least[1]](n / fewest) / fewest
 
     def moved_share(self, n: int) -> float:
         """What the bound and busbw count, over the size: of blocks that may differ, and are equal

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.core.collectives import Collective
+from collbench.core.collectives import Collective, Hosts
 from collbench.core.errors import UsageError
 from collbench.core.text import format_duration
 
@@ -99,6 +99,18 @@ class Network:
         return np.zeros(0)
 
 
+def bound_on_hosts(
+    row: Collective, hosts: Hosts, link: Link, inside: Link
+) -> tuple[float, float, float]:
+    """As Network.bound: the bound if all links were the best, with what must leave hosts passing
+    their ports to the outside, one for each rank."""
+    best = Network(Link(*map(min, inside, link))).bound(row, hosts.ranks)
+    if hosts.number == 1:
+        return best
+    alpha, beta, gamma = best
+    return max(alpha, link.alpha), max(beta, row.bound_outside(hosts) * link.beta), gamma
+
+
 @dataclass(frozen=True)
 class TwoLevel(Network):
     """Nodes of ``group`` consecutive ranks, with another link inside; each rank has its own port to
@@ -108,13 +120,10 @@ class TwoLevel(Network):
     group: int
 
     def bound(self, row: Collective, n: int) -> tuple[float, float, float]:
-        """The bound if all links were the best, with what must leave nodes passing their ``group``
-        ports to the outside."""
-        alpha, beta, gamma = Network(Link(*map(min, self.inside, self.link))).bound(row, n)
-        if n <= self.group:
-            return alpha, beta, gamma
-        outside = row.bound_outside(n, self.group) * self.link.beta
-        return max(alpha, self.link.alpha), max(beta, outside), gamma
+        """The bound on nodes of ``group`` ranks, of which the last may have fewer."""
+        number, rest = -(-n // self.group), n % self.group
+        hosts = Hosts(n, number, rest or self.group, min(n, self.group))
+        return bound_on_hosts(row, hosts, self.link, self.inside)
 
     def ends(self, src: Ints, dst: Ints) -> tuple[Any, Any, Any]:
         near = src // self.group == dst // self.group

@@ -4,13 +4,14 @@ network of known links."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from collbench.core.collectives import COLLECTIVES
-from collbench.core.network import Link, Network, TwoLevel
+from collbench.core.collectives import COLLECTIVES, Hosts
+from collbench.core.dtypes import DTYPES
+from collbench.core.network import Link, Network, bound_on_hosts
 from collbench.features.training.step import POINT_TO_POINT, WORLD, Op, Program, Step
-from collbench.features.training.walk import Actors, Walk
+from collbench.features.training.walk import Actors, Party, Walk
 
 
 class Part(NamedTuple):
@@ -65,8 +66,11 @@ class _Sum(NamedTuple):
 
 def count_step(step: Step) -> Count:
     """The counts of a step."""
+    places: dict[str, dict[int, int]] = {}
     program_sums: list[tuple[int, dict[_Key, _Sum]]] = [
-        (len(program.ranks), _sum_program(step, program)) for program in step.programs
+        (len(ranks), sums)
+        for program in step.programs
+        for ranks, sums in _sum_program(step, program, places)
     ]
     keys = dict.fromkeys(key for _, sums in program_sums for key in sums)
     parts = []
@@ -93,9 +97,11 @@ def count_step(step: Step) -> Count:
     )
 
 
-def _sum_program(step: Step, program: Program) -> dict[_Key, _Sum]:
-    """The sums of a program, for the first of its ranks."""
-    sums: dict[_Key, _Sum] = {}
+def _sum_program(
+    step: Step, program: Program, places: dict[str, dict[int, int]]
+) -> Iterator[tuple[tuple[int, ...], dict[_Key, _Sum]]]:
+    """The sums of a program, for those of its ranks that keep the same blocks; ``places`` are as in
+    _divide_ranks."""
     by_shape: dict[
         tuple[object, ...], tuple[Op, int]
     ] = {}  # the first of those alike, and how many
@@ -103,13 +109,33 @@ def _sum_program(step: Step, program: Program) -> dict[_Key, _Sum]:
         shape = op.kind, op.phase, op.group, op.dtype, op.nbytes, op.sends
         first, number = by_shape.get(shape, (op, 0))
         by_shape[shape] = first, number + 1
-    for op, number in by_shape.values():
-        if op.communicates:
-            members = step.members(op.group, program.ranks[0])
-            index = members.index(program.ranks[0])
+    talks = [(op, number) for op, number in by_shape.values() if op.communicates]
+    for ranks in _divide_ranks(step, program.ranks, [op for op, _ in talks], places):
+        sums: dict[_Key, _Sum] = {}
+        for op, number in talks:
+            members = step.members(op.group, ranks[0])
+            index = members.index(ranks[0])
             key = _Key(op.phase, op.group, op.kind, op.dtype)
             sums[key] = sums.get(key, _Sum()).plus(number, op, len(members), index)
-    return sums
+        yield ranks, sums
+
+
+def _divide_ranks(
+    step: Step, ranks: tuple[int, ...], ops: Iterable[Op], places: dict[str, dict[int, int]]
+) -> Iterable[tuple[int, ...]]:
+    """Ranks with these operations, by how large the blocks are that each keeps for itself.
+    ``places`` are those of ranks in groups of a name, and grow with the names that are met."""
+    uneven = [op for op in ops if len({*op.sends}) > 1]
+    if len(ranks) < 2 or not uneven:
+        return [ranks]
+    for name in {op.group for op in uneven} - places.keys():
+        family = step.family(name)
+        places[name] = {rank: at for group in family for at, rank in enumerate(group)}
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank in ranks:
+        own = tuple(op.sends[places[op.group][rank]] for op in uneven)
+        alike.setdefault(own, []).append(rank)
+    return map(tuple, alike.values())
 
 
 class Machine(NamedTuple):
@@ -121,27 +147,45 @@ class Machine(NamedTuple):
     node: int = 1
     flops: float = 0.0
 
-    def seconds(self, op: Op, members: tuple[int, ...]) -> float:
+    def seconds(self, op: Op, party: Party) -> float:
         """The least seconds that an operation takes: the bounds of ``core.collectives`` on this
         network."""
         if op.kind == "compute":
             computed = op.flops / self.flops if self.flops else 0.0
             return op.compute_ns / 1e9 or computed
-        network, n = self._network(members), len(members)
+        hosts = Counter(rank // self.node for rank in party.members)
         if op.kind in POINT_TO_POINT:
-            return network.link.alpha + op.nbytes * network.link.beta
-        if n == 1:
+            link = self.link if len(hosts) > 1 else self.inside
+            return link.alpha + op.nbytes * link.beta
+        if len(party.members) == 1:
             return 0.0
-        row = COLLECTIVES[op.kind]
-        alpha, beta, gamma = network.bound(row, n)
-        return alpha + (op.sent(n) if row.uneven else op.nbytes) * (beta + gamma)
+        alpha, beta, gamma = self._bound(op, party.members, hosts)
+        if COLLECTIVES[op.kind].uneven:
+            return alpha + self._exchange_seconds(op, party, len(hosts) == 1)
+        return alpha + op.nbytes * (beta + gamma)
 
-    def _network(self, members: tuple[int, ...]) -> Network:
-        hosts = Counter(rank // self.node for rank in members)
-        if len(hosts) == 1:
-            return Network(self.inside)
-        at_once = min(hosts.values())
-        return TwoLevel(self.link, self.inside, at_once) if at_once > 1 else Network(self.link)
+    def _bound(
+        self, op: Op, members: tuple[int, ...], hosts: Counter[int]
+    ) -> tuple[float, float, float]:
+        row, n = COLLECTIVES[op.kind], len(members)
+        if len(hosts) in (1, n):
+            return Network(self.inside if len(hosts) == 1 else self.link).bound(row, n)
+        root = members[op.root if row.rooted else 0]
+        shape = Hosts(n, len(hosts), min(hosts.values()), hosts[root // self.node])
+        return bound_on_hosts(row, shape, self.link, self.inside)
+
+    def _exchange_seconds(self, op: Op, party: Party, is_near: bool) -> float:
+        """The seconds in which the busiest rank sends blocks of these lengths: all but its own on
+        the best link, and those for other hosts on the link between."""
+        homes = {rank: rank // self.node for rank in party.members}
+        own, near = dict(zip(party.members, op.sends, strict=True)), Counter[int]()
+        for rank, elements in own.items():
+            near[homes[rank]] += elements
+        total = sum(op.sends)
+        sent = total - min(own[rank] for rank in party.ranks)
+        outside = total - min(near[homes[rank]] for rank in party.ranks)
+        best = self.inside.beta if is_near else min(self.inside.beta, self.link.beta)
+        return DTYPES[op.dtype].size * max(sent * best, outside * self.link.beta)
 
 
 class Forecast(NamedTuple):
@@ -164,19 +208,20 @@ def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) ->
     never end."""
     seconds_of: dict[tuple[object, ...], float] = {}
 
-    def silent(op: Op, members: tuple[int, ...]) -> float:
-        return machine.seconds(op, members) if op.kind == "compute" else 0.0
+    def silent(op: Op, party: Party) -> float:
+        return machine.seconds(op, party) if op.kind == "compute" else 0.0
 
-    def idle(op: Op, members: tuple[int, ...]) -> float:
+    def idle(op: Op, party: Party) -> float:
         if op.kind == "compute":
             return 0.0
-        shape = op.kind, op.nbytes, op.dtype, op.sends, id(members)  # of actors, who stay
+        place = id(party)  # of actors, who stay
+        shape = op.kind, op.nbytes, op.dtype, op.sends, op.root, place
         if shape not in seconds_of:
-            seconds_of[shape] = machine.seconds(op, members)
+            seconds_of[shape] = machine.seconds(op, party)
         return seconds_of[shape]
 
-    def both(op: Op, members: tuple[int, ...]) -> float:
-        return silent(op, members) + idle(op, members)
+    def both(op: Op, party: Party) -> float:
+        return silent(op, party) + idle(op, party)
 
     walk = Walk(step, both, actors)
     phases: dict[tuple[str, str], float] = {}

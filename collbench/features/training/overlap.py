@@ -12,7 +12,7 @@ import numpy as np
 
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
-from collbench.features.training.walk import Walk
+from collbench.features.training.walk import Party, Walk
 from collbench.records import stats
 from collbench.records.paired import Floats, Shift, estimate_shift
 from collbench.records.types import Operation, Record, RunFile
@@ -302,7 +302,7 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
     alone = {op: stats.median(times) for op, times in took.items() if times}
     computed = _computation_times(step, step_record.operations, stats.median(computation.times_ns))
 
-    def seconds(op: Op, members: tuple[int, ...]) -> float:
+    def seconds(op: Op, party: Party) -> float:
         return computed.get(op, 0.0) if op.kind == "compute" else alone.get(op, 0.0)
 
     return Walk(step, seconds).seconds

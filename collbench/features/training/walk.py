@@ -20,7 +20,17 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.features.training.step import LOCAL, POINT_TO_POINT, Groups, Op, Step
 
-Seconds = Callable[[Op, tuple[int, ...]], float]  # what an operation takes among these ranks
+
+class Party(NamedTuple):
+    """Those that take part in an operation: all ``members`` of its group, or of a message its own
+    rank and the peer. ``ranks`` are those for whom it stands: all of one kind where what they send
+    differs, else the first of them."""
+
+    members: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+Seconds = Callable[[Op, Party], float]  # what an operation takes among these ranks
 
 
 class Use(NamedTuple):
@@ -60,10 +70,22 @@ class Actors:
             name: {rank: group for group in family for rank in group}
             for name, family in self._families.items()
         }
+        self._parties: dict[tuple[int, str, int, bool], Party] = {}
 
     def members(self, name: str, rank: int) -> tuple[int, ...]:
         """The ranks of the group of this name in which ``rank`` is."""
         return self._groups[name][rank]
+
+    def find_party(self, op: Op, number: int) -> Party:
+        """Those that take part in an operation of this kind of rank, by the first of that kind."""
+        key = number, op.group, op.peer if op.kind in POINT_TO_POINT else -1, bool(op.sends)
+        if (party := self._parties.get(key)) is None:
+            rank = self.first[number]
+            group = self.members(op.group, rank)
+            members = (rank, group[op.peer]) if op.kind in POINT_TO_POINT else group
+            alike = tuple(r for r in group if self.kind[r] == number) if op.sends else (rank,)
+            party = self._parties[key] = Party(members, alike)
+        return party
 
     def _refined(self) -> list[int]:
         """A number for each rank, in order of appearance."""
@@ -131,7 +153,7 @@ class Walk:
     def __init__(
         self, step: Step, seconds: Seconds | None = None, actors: Actors | None = None
     ) -> None:
-        self._step, self._seconds = step, seconds or (lambda op, members: 0.0)
+        self._step, self._seconds = step, seconds or (lambda op, party: 0.0)
         self.actors = actors or Actors(step)
         of_rank = {rank: program.ops for program in step.programs for rank in program.ranks}
         self.ops = [of_rank[rank] for rank in self.actors.first]
@@ -194,7 +216,7 @@ class Walk:
             if self._undone[actor]:
                 return False
             begin = max(begin, self._last[actor])
-        took = self._seconds(op, ()) if op.kind == "compute" else 0.0
+        took = self._seconds(op, Party()) if op.kind == "compute" else 0.0
         self.spans[actor][at] = Span(begin, begin + took)
         self._clock[actor] = begin + took
         return True
@@ -268,8 +290,8 @@ class Walk:
             meeting = ready.pop()
             for actor, at in meeting.index_by_actor.items():
                 op = self.ops[actor][at]
-                members = self.actors.members(op.group, self.actors.first[actor])
-                span = Span(meeting.begin, meeting.begin + self._seconds(op, members))
+                took = self._seconds(op, self.actors.find_party(op, actor))
+                span = Span(meeting.begin, meeting.begin + took)
                 self.spans[actor][at] = span
                 self._undone[actor].discard(at)
                 self._last[actor] = max(self._last[actor], span.end)

@@ -182,6 +182,12 @@ def test_bounds_hold_on_every_network() -> None:
         ("all_gather", 64, 8, 7 / 8 / 8),  # through all ports of a node
         ("scatter", 9, 4, 5 / 9 / 4),  # three nodes, one of a single rank
         ("broadcast", 64, 8, 1 / 8),
+        ("all_reduce", 64, 8, 14 / 64),
+        ("all_reduce", 9, 8, 1.0),  # the sum of all others has one port to come in by
+        ("all_reduce", 12, 8, 1 / 4),
+        ("all_gather", 9, 8, 8 / 9),
+        ("reduce", 9, 8, 1.0),
+        ("gather", 12, 8, 1 / 12),  # each rank's own block, out of the smaller node
     ],
 )
 def test_what_must_leave_a_node_bounds_a_collective(

@@ -214,3 +214,96 @@ def test_what_computation_hides_is_not_exposed() -> None:
     hidden = forecast_step(Step("x", 8, (w.program(range(8)),)), machine)
     assert hidden.exposed == pytest.approx(0)
     assert hidden.communication == pytest.approx(after.communication, 1)
+
+
+INSIDE, BETWEEN = Link(1e-6, 1e-9, 0), Link(5e-6, 4e-9, 0)
+
+
+def forecast_alone(world: int, node: int, **fields: object) -> float:
+    """Seconds of one operation of all ranks, ``node`` of them on a host."""
+    w = Writer()
+    w.add(**{"dtype": "float", "wait": "call", **fields})  # type: ignore[arg-type]
+    step = Step("x", world, (w.program(range(world)),))
+    return forecast_step(step, Machine(BETWEEN, INSIDE, node)).step
+
+
+@pytest.mark.parametrize(
+    ("world", "node", "inside", "between"),
+    [
+        (9, 8, 16 / 9, 1.0),
+        (3, 2, 4 / 3, 1.0),
+        (12, 8, 11 / 6, 1 / 4),
+        (16, 8, 15 / 8, 2 / 16),
+        (17, 8, 32 / 17, 1.0),
+    ],
+)
+def test_an_all_reduce_on_unequal_hosts_takes_what_it_has_to(
+    world: int, node: int, inside: float, between: float
+) -> None:
+    size = 1 << 30
+    seconds = forecast_alone(world, node, kind="all_reduce", nbytes=size, op="sum")
+    assert seconds == pytest.approx(max(inside * INSIDE.beta, between * BETWEEN.beta) * size, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+@pytest.mark.parametrize(("root", "between"), [(0, 1 / 12), (8, 8 / 12 / 4)])
+def test_the_roots_host_bounds_a_rooted_collective(kind: str, root: int, between: float) -> None:
+    """Twelve ranks, on a host of eight and one of four."""
+    size = 12 << 26
+    seconds = forecast_alone(12, 8, kind=kind, nbytes=size, root=root)
+    assert seconds == pytest.approx(max(11 / 12 * 1e-9, between * 4e-9) * size, 1e-4)
+
+
+def test_a_message_takes_the_link_between_its_ends() -> None:
+    """Ranks 0 and 1 are on one host, 2 and 3 on another."""
+
+    def took(sender: int, receiver: int) -> float:
+        fields = {"group": "pp", "nbytes": 4000, "dtype": "float", "wait": "call"}
+        sends, receives, rest = Writer(), Writer(), Writer()
+        sends.add("send", peer=receiver, **fields)
+        receives.add("recv", peer=sender, **fields)
+        others = {*range(4)} - {sender, receiver}
+        written = (sends.program([sender]), receives.program([receiver]), rest.program(others))
+        step = Step("x", 4, written, {"pp": ((0, 1, 2, 3),)})
+        return forecast_step(step, Machine(BETWEEN, INSIDE, 2)).step
+
+    assert took(0, 1) == took(3, 2) == pytest.approx(1e-6 + 4000 * 1e-9)
+    assert took(1, 2) == took(3, 0) == pytest.approx(5e-6 + 4000 * 4e-9)
+
+
+def exchange(*programs: tuple[int, ...]) -> Step:
+    """An all_to_allv; each rank with blocks of its own, or all with the same."""
+    n = len(programs[0])
+    written = []
+    for at, sends in enumerate(programs):
+        w = Writer()
+        w.add("all_to_allv", nbytes=4 * sum(sends), dtype="float", sends=sends, wait="call")
+        written.append(w.program([at] if len(programs) > 1 else range(n)))
+    return Step("x", n, tuple(written))
+
+
+def test_ranks_of_one_program_are_counted_by_the_blocks_that_each_sends() -> None:
+    """Rank 0 keeps 1000 elements, and rank 1 sends as many."""
+    found = count_step(exchange((1000, 0)))
+    (part,) = found.parts
+    assert (part.sent, part.total, part.ops, found.sent, found.total) == (4000, 4000, 1, 4000, 4000)
+    found = count_step(exchange((10, 20, 30)))
+    assert (found.sent, found.total) == (4 * 50, 4 * 120)
+
+
+def test_a_forecast_leaves_out_the_block_that_a_rank_keeps() -> None:
+    machine = Machine(BETWEEN, INSIDE, 4)
+    assert forecast_step(exchange((1000, 0)), machine).step == pytest.approx(1e-6 + 4000 * 1e-9)
+    kept = exchange((1000, 0), (0, 1000))
+    assert forecast_step(kept, machine).step == pytest.approx(1e-6)
+    sent = exchange((1000, 0), (1000, 0))
+    assert forecast_step(sent, machine).step == pytest.approx(1e-6 + 4000 * 1e-9)
+
+
+def test_blocks_for_a_ranks_own_host_stay_there() -> None:
+    """Two ranks a host: the first exchange stays in hosts, of the second a third leaves them."""
+    machine = Machine(BETWEEN, INSIDE, 2)
+    near = exchange((0, 900, 0, 0), (900, 0, 0, 0), (0, 0, 0, 900), (0, 0, 900, 0))
+    assert forecast_step(near, machine).step == pytest.approx(5e-6 + 3600 * 1e-9)
+    far = exchange((0, 600, 300, 0), (600, 0, 0, 300), (300, 0, 0, 600), (0, 300, 600, 0))
+    assert forecast_step(far, machine).step == pytest.approx(5e-6 + 1200 * 4e-9)

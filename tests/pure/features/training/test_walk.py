@@ -17,7 +17,7 @@ from collbench.features.training.step import (
     parse_order,
     refuse_step,
 )
-from collbench.features.training.walk import Actors, Walk
+from collbench.features.training.walk import Actors, Party, Walk
 
 CALL = {"nbytes": 8, "dtype": "float", "wait": "call"}
 
@@ -90,7 +90,7 @@ def test_two_groups_in_another_order_are_a_deadlock() -> None:
         Walk(step(program(a, b), program(b, a, ranks=(1,)), groups=groups))
 
 
-def seconds(op: Op, members: tuple[int, ...]) -> float:
+def seconds(op: Op, party: Party) -> float:
     return op.compute_ns / 1e9 if op.kind == "compute" else 2.0
 
 

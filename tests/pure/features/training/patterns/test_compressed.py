@@ -357,7 +357,7 @@ def test_parameters_are_a_shard_of_24_GB(published: Step) -> None:
 def test_gathering_and_gradients_overlap_sums(published: Step) -> None:
     seconds = {"compute": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
 
-    def took(op: Op, members: tuple[int, ...]) -> float:
+    def took(op: Op, party: walk.Party) -> float:
         return seconds.get(op.kind, 0.0) if op.flops or op.group == "shard" else 0.0
 
     whole = walk.Walk(published, took).seconds

@@ -170,7 +170,7 @@ def test_a_tied_head_is_computed_before_the_first_bucket() -> None:
 def test_buckets_are_reduced_while_backward_goes_on() -> None:
     """With computation and reductions of a second a bucket the last reduction alone is exposed."""
     step = ddp(find_model("gpt2-124m"), Layout(dp=2), Ddp(gradient_as_bucket_view=True))
-    walked = walk.Walk(step, lambda op, members: float(op.phase == "backward"))
+    walked = walk.Walk(step, lambda op, party: float(op.phase == "backward"))
     assert walked.seconds == 13 + 1
 
 
@@ -233,7 +233,7 @@ def test_averaging_reduces_parameter_by_parameter_after_backward() -> None:
 
 def test_averaging_hides_nothing() -> None:
     step = averaging(find_model("toy"), Layout(dp=4), Nothing())
-    assert walk.Walk(step, lambda op, members: 1.0).seconds == 1 + 1 + 4 + 1
+    assert walk.Walk(step, lambda op, party: 1.0).seconds == 1 + 1 + 4 + 1
 
 
 def test_horovod_fuses_gpt2_below_64_mib() -> None:

@@ -229,7 +229,7 @@ def test_a_layer_is_gathered_while_the_one_before_is_computed() -> None:
     of = as_model(Rootless(4))
     of = Model(name="even", tensors=of.tensors[:6], layers=3, dtype="float")
     step = fsdp2(of, Layout(dp=2), Fsdp2())
-    took = walk.Walk(step, lambda op, members: float(op.kind in ("all_gather", "compute")))
+    took = walk.Walk(step, lambda op, party: float(op.kind in ("all_gather", "compute")))
     assert took.seconds == 1 + 3 + 1 + 3 + 1  # the last second is the optimizer's
 
 

@@ -19,7 +19,7 @@ from collbench.features.training.models import Model, find_model
 from collbench.features.training.patterns.megatron import divide_layers, megatron, schedule_stage
 from collbench.features.training.patterns.transformer import Megatron
 from collbench.features.training.step import Op, Step, refuse_step
-from collbench.features.training.walk import Walk
+from collbench.features.training.walk import Party, Walk
 
 FEW = settings(max_examples=25, deadline=None)
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
@@ -39,7 +39,7 @@ def plain(layers: int) -> Model:
     return layers_alone("gpt3-175b").cut(layers)
 
 
-def working(op: Op, members: tuple[int, ...]) -> float:
+def working(op: Op, party: Party) -> float:
     return op.flops / 1e15
 
 
