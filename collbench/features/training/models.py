@@ -94,6 +94,19 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         selected = tuple(tensor for tensor in self.tensors if tensor.layer < layers)
         return msgspec.structs.replace(self, tensors=selected, layers=layers)
 
+    def set_sequence(self, sequence: int) -> Model:
+        """This model with attention's work for sequences of so many tokens; as it is where that is
+        0, or where the model has no context."""
+        if not sequence or self.context in (0, sequence):
+            return self
+
+        def stretch(tensor: Tensor) -> Tensor:
+            matrix = 2.0 * tensor.numel
+            scores = max(0.0, tensor.flops - matrix) * sequence / self.context
+            return msgspec.structs.replace(tensor, flops=matrix + scores) if scores else tensor
+
+        return msgspec.structs.replace(self, tensors=tuple(map(stretch, self.tensors)))
+
 
 def _make_dense(name: str, *shape: int, layer: int = OUTSIDE, extra: float = 0) -> Tensor:
     """A matrix that every token is multiplied with, and perhaps more work beside."""

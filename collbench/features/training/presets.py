@@ -168,7 +168,7 @@ def find_step(
     laid = parse_struct(layout, Layout, "--layout", parse_struct(preset.layout, Layout, "--layout"))
     option_values = parse_struct(preset.options, pattern.options, "--options")
     step = pattern.make(
-        shape.cut(layers) if layers else shape,
+        (shape.cut(layers) if layers else shape).set_sequence(laid.sequence),
         laid.on(world) if world else laid,
         parse_struct(options, pattern.options, "--options", option_values),
     )

@@ -156,7 +156,6 @@ class Blocks:
         self.message = self.size // (layout.tp if self.sp else 1)
         multiple = 128 * layout.tp
         self.vocab = -(-model.vocab // multiple) * multiple
-        self.sequence = layout.sequence or model.context
         self.keys = 2 * self.tokens * model.kv_heads // layout.tp * model.head_dim * self.itemsize
         self.grad = "float" if options.grad_reduce_in_fp32 else model.dtype
         self.data = "dp" if layout.cp == 1 else "dp-cp"
@@ -271,7 +270,6 @@ class Blocks:
         """Attention with the projections around it."""
         *into, out = (t for t in section.tensors if t.flops and is_attention(t))
         scores = (out.flops - 2.0 * out.numel) * self.tokens / self.layout.tp
-        scores *= self.sequence / self.model.context
         first, then = self.flops(into if forward else [out]), self.flops([out] if forward else into)
         core = {"p2p": self._ring, "all_gather": self._gathered, "a2a": self._ulysses}
         (self.column_forward if forward else self.row_backward)(block, first)

@@ -307,3 +307,24 @@ def test_blocks_for_a_ranks_own_host_stay_there() -> None:
     assert forecast_step(near, machine).step == pytest.approx(5e-6 + 3600 * 1e-9)
     far = exchange((0, 600, 300, 0), (600, 0, 0, 300), (300, 0, 0, 600), (0, 300, 600, 0))
     assert forecast_step(far, machine).step == pytest.approx(5e-6 + 1200 * 4e-9)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["ddp", "averaging", "horovod", "zero1", "zero2", "zero3", "fsdp2", "megatron"]
+)
+def test_attention_takes_what_the_layouts_sequence_asks_of_it(pattern: str) -> None:
+    model, sequence = find_model("llama3-8b").cut(2), 131_072
+    attention = 2 * model.heads * model.head_dim * model.layers
+    flops = sum(tensor.flops for tensor in model.tensors)
+    flops += attention * (sequence - model.context)
+    made = presets.find_step(f"{pattern}:llama3-8b", f"tp=1,dp=2,sequence={sequence}", layers=2)
+    assert count_step(made).flops == pytest.approx(3 * flops * sequence)
+
+
+def test_only_attention_depends_on_the_sequence() -> None:
+    gpt2, resnet = find_model("gpt2-124m"), find_model("resnet50")
+    longer = gpt2.set_sequence(4096)
+    changed = [a.name for a, b in zip(gpt2.tensors, longer.tensors, strict=True) if a != b]
+    assert changed == [f"h.{n}.attn.c_proj.weight" for n in range(12)]
+    assert gpt2.set_sequence(0) is gpt2.set_sequence(1024) is gpt2
+    assert resnet.set_sequence(4096) is resnet
