@@ -302,9 +302,10 @@ def merge_visits(first: Record, second: Record, enough: float) -> Record:
         fields[name] = [(earlier + more)[:PER_RANK_SAMPLES] for earlier, more in pairs]
     fields["preempted"] = first.preempted + second.preempted
     both = msgspec.structs.replace(second, **fields)
-    return (
-        msgspec.structs.replace(both, stop="converged") if interval_width(both) <= enough else both
-    )
+    if interval_width(both) <= enough:
+        return msgspec.structs.replace(both, stop="converged")
+    # visits that are narrow each may be wide together, at two levels
+    return msgspec.structs.replace(both, stop="budget") if both.stop == "converged" else both
 
 
 class Cost(NamedTuple):

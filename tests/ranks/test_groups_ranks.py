@@ -282,3 +282,12 @@ def test_groups_by_host_go_by_the_real_hosts(
             "needs 2 consecutive ranks on each host; there are 1 on host0, 1 on host1"
             in done.stderr
         )
+
+
+@pytest.mark.slow
+def test_one_rank_of_each_group_is_late_in_every_sample(divided: Divided) -> None:
+    """Not one of the world, or half of a group's samples would have nobody late."""
+    _, records = divided(swept(arrivals=("one-late:5ms",)), iters=8)
+    assert len(records) == 2
+    for record in records:
+        assert min(record.skew_ns) > 2_500_000

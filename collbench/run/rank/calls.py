@@ -198,7 +198,7 @@ class Pattern:
     def __init__(self, arrival: str, group_control: Control, seed: int) -> None:
         self._kind, self._spread = arrivals.parse_arrival(arrival)
         self._group, self._turn = group_control, 0
-        self._rng = np.random.default_rng([seed, group_control.rank])
+        self._rng = np.random.default_rng([seed, group_control.rank, group_control.number])
 
     def tarry(self) -> None:
         """Wait as long as the pattern has this rank arrive late for its next call."""

@@ -336,7 +336,7 @@ class Trial:
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
         pattern = self._case.arrival
-        tarry = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else do_nothing
+        tarry = Pattern(pattern, self._group, self._policy.seed).tarry if pattern else do_nothing
 
         def after() -> None:
             self._delay()

@@ -178,6 +178,14 @@ def test_both_visits_together_may_be_narrow_enough() -> None:
     assert pace.merge_visits(first, second, 0.001).stop == "budget"
 
 
+def test_visits_at_two_levels_are_not_converged_together() -> None:
+    first, second = scattered(SMALL[0], 0.01), scattered(SMALL[0], 0.01)
+    slower = msgspec.structs.replace(
+        second, times_ns=[round(1.2 * t) for t in second.times_ns], stop="converged"
+    )
+    assert pace.merge_visits(first, slower, 0.02).stop == "budget"
+
+
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
     passes.open_plan(planned(*SMALL[:2]))
     for what in SMALL[:2]:
