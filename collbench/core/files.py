@@ -157,16 +157,21 @@ def replace_file(path: Path, data: bytes, option: str = "-o", shared: bool = Fal
         if not direct and (path.exists() or not shared):
             open_private(draft).close()
         if not direct and path.exists():
+            before = path.stat()
+            with suppress(OSError):  # a group that is not the user's
+                os.chown(draft, -1, before.st_gid)
             with suppress(OSError):  # a file system without
-                draft.chmod(stat.S_IMODE(path.stat().st_mode))
+                draft.chmod(stat.S_IMODE(before.st_mode))
         draft.write_bytes(data)
         if not direct:
             draft.replace(path)
-    except OSError as e:
+    except BaseException as e:
         if not direct:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-        raise _cannot_write(path, e, option) from e
+        if isinstance(e, OSError):
+            raise _cannot_write(path, e, option) from e
+        raise
 
 
 def _cannot_write(path: Path, error: OSError, option: str) -> CannotRun:

@@ -155,7 +155,7 @@ class TwoPassPace(Pace):
         if not runner.is_repeatable or runner.guess_fixed(job, self._policy) > AT_ONCE * self._most:
             return job
         job = msgspec.structs.replace(job, seconds=COARSE * self._most)
-        self._jobs[job.case] = job
+        self._jobs |= dict.fromkeys(job.case.siblings, job)
         return job
 
     def drop_world(self, current: Plan) -> Sequence[Job]:
@@ -193,7 +193,12 @@ class TwoPassPace(Pace):
         leading = sorted(
             (case for case in wide if case.is_leader), key=lambda c: -interval_width(wide[c])
         )
-        self._coarse = wide
+        self._coarse = {
+            case: self._coarse[case]
+            for leader in leading
+            for case in leader.siblings
+            if case in self._coarse
+        }
         later = self._later.pop(self._world, [])
         return [*(self._make_second(wide[case]) for case in leading), *later]
 

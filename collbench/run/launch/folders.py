@@ -15,16 +15,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from collbench.core.errors import RunBroken
+
 PREFIX = "collbench-tmp-"
 
 
 @contextmanager
 def make_private() -> Iterator[Path]:
-    """A new folder, this process's alone, which goes with all that is in it."""
+    """A new folder, this process's alone, which goes with all that is in it. Raises RunBroken where
+    the one above it was removed."""
     sweep_folders(Path(tempfile.gettempdir()))
     opened = None
     while opened is None:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        except FileNotFoundError as e:
+            what = f"the folder of temporary files, {tempfile.gettempdir()}, was removed"
+            raise RunBroken(what, "keep it from being cleaned, or set TMPDIR to another") from e
         opened = hold_folder(folder)
     try:
         yield folder

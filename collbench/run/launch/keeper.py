@@ -108,7 +108,7 @@ class Keeper:
 
     def send(self, world: str, text: str) -> None:
         """Pass a line to the rank of this world, if it is still there."""
-        if stdin := world in self._ranks and self._ranks[world].stdin:
+        if (process := self._ranks.get(world)) and (stdin := process.stdin):
             with suppress(OSError, ValueError):  # it has ended, as is told in a moment
                 stdin.write(text.encode() + b"\n")
                 stdin.flush()
@@ -116,8 +116,8 @@ class Keeper:
     def end(self, world: str) -> None:
         """Kill the rank of a world, if it is there yet."""
         self._ended.add(world)
-        if world in self._ranks:
-            self._ranks[world].kill()
+        if process := self._ranks.get(world):
+            process.kill()
             self._servers.clear()  # whose next note would be this one's end
 
     def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:

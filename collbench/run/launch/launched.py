@@ -94,8 +94,8 @@ class Far:
         world, _, line = message.decode().partition(" ")
         if not world:
             self._answers.put(line)
-        elif world in self._hearing:
-            self._hearing[world](line)
+        elif hear := self._hearing.get(world):
+            hear(line)
 
     def lose(self, why: str) -> None:
         """Tell whoever waits for this place, now or later, that it is lost, and why."""

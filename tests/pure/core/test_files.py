@@ -73,6 +73,20 @@ def test_who_may_read_a_file_that_is_replaced_stays(tmp_path: Path) -> None:
     assert (path.read_text(), mode(path)) == ("x", 0o640)
 
 
+def test_a_page_that_is_not_written_to_its_end_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path, data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    monkeypatch.setattr(Path, "write_bytes", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.replace_file(page, b"after")
+    assert [*tmp_path.iterdir()] == [page] and page.read_text() == "before"
+
+
 def test_folders_that_are_made_are_their_owners(saved: Path, tmp_path: Path) -> None:
     history.open_book().close()
     made = [saved.parent, saved.parent.parent, tmp_path / "state", tmp_path / "state" / "home"]

@@ -186,6 +186,18 @@ def test_visits_at_two_levels_are_not_converged_together() -> None:
     assert pace.merge_visits(first, slower, 0.02).stop == "budget"
 
 
+def test_every_group_of_a_case_is_merged_with_its_first_visit(passes: TwoPassPace) -> None:
+    """Or its file would have two records of one case."""
+    leader = msgspec.structs.replace(SMALL[0], groups="mod:2", of=2)
+    passes.open_plan(planned(leader))
+    for what in leader.siblings:  # the last of which leads, and is wide
+        passes.accept(scattered(what, 0.5 if what.is_leader else 0.001))
+    assert [job.case for job in passes.next_jobs()] == [leader]
+    merged = [passes.accept(scattered(what, 0.4)) for what in leader.siblings]
+    assert all(record and record.again for record in merged)
+    assert passes.next_jobs() == []
+
+
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
     passes.open_plan(planned(*SMALL[:2]))
     for what in SMALL[:2]:

@@ -137,8 +137,9 @@ class _Side:
         self.records: list[Record] = []
 
     def keep(self, line: World | Record) -> None:
-        session.write_line(self.writer, line)
-        (self.worlds if isinstance(line, World) else self.records).append(line)  # type: ignore[arg-type]
+        with interrupts.shielded():
+            session.write_line(self.writer, line)
+            (self.worlds if isinstance(line, World) else self.records).append(line)  # type: ignore[arg-type]
 
     def keep_launch(self, index: int, step: Step, together: Together, line: World | Record) -> None:
         """Keep a line of the launch that is world ``index`` of this side."""
@@ -236,9 +237,10 @@ class Experiment:
     def end(self, code: Exit, note: str = "") -> list[Path]:
         """Write the last lines; where both files are. Raises CannotRun if something could not be
         saved."""
-        for side in self._sides.values():
-            session.write_line(side.writer, End(exit=code, ended=session.time_now(), note=note))
-            side.writer.close()
+        with interrupts.shielded():
+            for side in self._sides.values():
+                session.write_line(side.writer, End(exit=code, ended=session.time_now(), note=note))
+                side.writer.close()
         for side in self._sides.values():
             if trouble := side.writer.trouble or side.writer.lost:
                 raise CannotRun(trouble, "free some space; what was measured is not all saved")

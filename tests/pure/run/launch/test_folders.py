@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.core.errors import RunBroken
 from collbench.run.launch import folders
 
 
@@ -62,3 +63,9 @@ def test_others_folders_files_and_links_stay(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
     folders.sweep_folders(place)
     assert folder.is_dir()
+
+
+def test_a_folder_of_temporary_files_that_was_removed_is_named(place: Path) -> None:
+    place.rmdir()
+    with pytest.raises(RunBroken, match=f"{place}, was removed"), folders.make_private():
+        pass
