@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -14,7 +15,10 @@ from typer import Argument, Option
 from collbench.cli.families import Debug, Hosts, Imports, Inject, RunsTag, SaveOptions, Ssh
 from collbench.cli.measure import carry_out
 from collbench.cli.parameters import make_option
-from collbench.core.errors import Exit, UsageError
+from collbench.core.errors import CollbenchError, Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.run.order import Order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +168,25 @@ def run(options: RunOptions) -> None:
         resumption.load_backends(resumable.run, grammar.split_words(options.backends))
         orders = [order(suite=resumable.run.suite, resumed=resumable)]
     reporter = partial(make_reporter, options.output_format, export=export)
-    codes = [carry_out(order, reporter, options.saving.dry_run) for order in orders]
-    raise typer.Exit(_choose_gravest(codes))
+    measure = partial(carry_out, reporter=reporter, dry_run=options.saving.dry_run)
+    raise typer.Exit(_choose_gravest(_measure_each(orders, measure)))
+
+
+def _measure_each(orders: Sequence[Order], measure: Callable[[Order], Exit]) -> list[Exit]:
+    """The exit code of each suite's run. One of several that cannot run, or breaks, is told and
+    leaves the others to be measured. Raises CollbenchError where there is but one."""
+    from collbench.core.text import print_message
+
+    codes = []
+    for order in orders:
+        try:
+            codes.append(measure(order))
+        except CollbenchError as e:
+            if len(orders) == 1:
+                raise
+            print_message(f"{order.suite.name}: {e.message}", e.hint)
+            codes.append(e.exit)
+    return codes
 
 
 def _choose_gravest(codes: list[Exit]) -> Exit:

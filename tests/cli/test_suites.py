@@ -12,7 +12,7 @@ import pytest
 from factories import ENVIRONMENT, case, make_file, record
 from forked import Server
 
-from collbench.core.errors import UsageError
+from collbench.core.errors import Exit, UsageError
 from collbench.records import run_file, store
 from collbench.records.types import Record
 from collbench.run import resumption
@@ -345,3 +345,17 @@ def test_runs_of_several_suites_need_a_folder(bare, tmp_path: Path) -> None:
     into.mkdir()
     assert bare("run", "smoke", "latency", *args, "--output", str(into)).returncode == 0
     assert len(list(into.glob("*.jsonl"))) == 2
+
+
+def test_a_suite_that_cannot_run_leaves_the_others_to_be_measured(inside, tmp_path: Path) -> None:
+    paths = []
+    for name, backend in (("first", "nccl"), ("second", "model")):
+        axes = f'collectives = "all_reduce"\nsizes = "1K"\nranks = 2\nbackends = "{backend}"'
+        paths.append(tmp_path / f"{name}.toml")
+        paths[-1].write_text(f"[axes]\n{axes}\n")
+    both = inside("run", *map(str, paths))
+    assert both.returncode == Exit.CANNOT_RUN
+    assert "collbench: first: no case can run here" in both.stderr
+    assert "1024" in both.stdout
+    alone = inside("run", str(paths[0]))
+    assert alone.returncode == Exit.CANNOT_RUN and "first: no case" not in alone.stderr
