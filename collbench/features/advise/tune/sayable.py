@@ -38,7 +38,7 @@ def drop_unsayable(
     if format.key in BY_CHOICE:
         if reason := format.refuse(replace(blank, unadvised=_imagine_choices(field))):
             sweep = f"{','.join(format.collectives)} -b {format.sizes[0]} -e {format.sizes[1]}"
-            raise UsageError(f"{format.title}: {reason}", f"tune {sweep}; or --for words")
+            raise UsageError(f"{format.title}: {reason}", f"collbench tune {sweep}, or --for words")
         return field, []
 
     def refuse(rows: Sequence[Advice]) -> str:

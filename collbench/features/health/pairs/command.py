@@ -146,8 +146,9 @@ def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit
 
     file = run_file.read_digest(store.find_run(name))
     if file.end and file.end.exit and judging.make_matrix(file) is None:
-        why = f"{file.run.id} ended with {file.end.exit} before it had measured any pair"
-        print_message(plain_line(": ".join(filter(None, [why, file.end.note]))))
+        why = f"{file.run.id} ended with exit code {file.end.exit} before it had measured any pair"
+        message = plain_line(": ".join(filter(None, [why, file.end.note])))
+        print_message(message, "measure again: collbench pairs")
     return _show_pairs(file, racks, output_format)
 
 
