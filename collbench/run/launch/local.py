@@ -137,7 +137,7 @@ class MpiServer:
             self.close()
             own = {name: os.environb[name] for name in (PRIVATE,) if name in os.environb}
             try:
-                with interrupts.uninterrupted():
+                with interrupts.shielded():  # also where no process can be had
                     self._server = ForkServer({**settings, **own}, self._python)
             except OSError:  # no process can be had for it; ranks come up as they can
                 return None
