@@ -85,7 +85,7 @@ class Collective(NamedTuple):
     one_way: bool = False
 
     @property
-    def personal(self) -> bool:
+    def is_personal(self) -> bool:
         """Whether each rank has other data for each."""
         return self.name in ("all_to_all", "all_to_allv")
 
@@ -103,11 +103,11 @@ class Collective(NamedTuple):
         return Bound(bound.alpha, bound.beta * share, bound.gamma * share)
 
     def bound_outside(self, hosts: Hosts) -> float:
-        """As the bound's beta: what each rank's port to the outside carries at least where ranks
-        are on several ``hosts``. Data that differ for each pair of ranks pass the port of their
-        own rank; what hosts need of each other passes all ports of a host."""
+        """The least share of what busbw counts that each rank's port to the outside carries, where
+        ranks are on several ``hosts``. Data that differ for each pair of ranks pass the port of
+        their own rank; what hosts need of each other passes all ports of a host."""
         n, fewest, root = hosts.ranks, hosts.fewest, hosts.root
-        if self.personal:
+        if self.is_personal:
             return (n - fewest) / n / self.moved_share(n)
         if self.pairwise:
             return 1.0
@@ -118,8 +118,8 @@ class Collective(NamedTuple):
         return TERMS[self.least[1]](n / fewest) / fewest
 
     def moved_share(self, n: int) -> float:
-        """What the bound and busbw count, over the size: of blocks that may differ, and are equal
-        here, no rank sends itself one."""
+        """The share of the size that the bound and busbw count: of blocks that may differ, and are
+        equal here, no rank sends itself one."""
         return (n - 1) / n if self.uneven else 1.0
 
     def traffic(self, n: int) -> float:

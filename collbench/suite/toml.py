@@ -126,7 +126,7 @@ def _read_suite(path: Path) -> Suite:
     policy = _parse_policy(values.get("policy", {}), f"{path}: [policy]")
     axes = _parse_sweep(values["axes"], f"{path}: [axes]", bare)
     includes = [
-        _parse_sweep(_inherit(values["axes"], table), where)
+        _parse_sweep(_inherit_axes(values["axes"], table), where)
         for table, where in _list_tables(values, "include", path)
     ]
     tables: dict[str, Any] = {
@@ -197,7 +197,7 @@ def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
 
 
-def _inherit(axes: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+def _inherit_axes(axes: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with what it leaves to [axes]; modes and arrivals, which both say how ranks come to
     a call, give way to each other."""
     if "modes" in table or "arrivals" in table:

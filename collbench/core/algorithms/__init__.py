@@ -239,11 +239,11 @@ def find_variant(name: str, text: str) -> Variant:
     if algorithm is None:
         names = [row.name for row in list_algorithms(owner)]
         hint = suggest_name(word, names) or f"one of {', '.join(names)}"
+        file = match["path"] if match else text
+        path = file if "/" in file else f"./{file}"
         if match:
-            path = match["path"] if "/" in match["path"] else f"./{match['path']}"
             hint = f"it is in a file that --algo must name, as in {path}:{match['name']}"
         elif word.endswith(".py"):
-            path = text if "/" in text else f"./{text}"
             hint = f"name an algorithm that the file has, as in {path}:NAME"
         raise UsageError(f"{owner} has no algorithm '{word}'", hint)
     given = []

@@ -140,7 +140,8 @@ class Placed(NamedTuple):
 
     @property
     def trees(self) -> Trees:
-        """What decides its names."""
+        """By ranks that have the same, the tree and length of each of their pieces, which names
+        are chosen by."""
         return tuple(
             (group.ranks, tuple((piece.tree, piece.length) for piece in group.pieces))
             for group in self.ranks

@@ -197,7 +197,7 @@ class Blocks:
 
     def _section(self, block: Block, section: Section, forward: bool) -> None:
         if section.name == EMBEDDING:
-            self._embed(block, section, forward)
+            self._embed_tokens(block, section, forward)
         elif section.name == HEAD:
             flops = 2.0 * self.vocab * self.model.hidden * self.tokens / self.layout.tp
             (self._loss if forward else self.column_backward)(block, flops)
@@ -205,7 +205,7 @@ class Blocks:
             for half in (self._half, self.ffn)[:: 1 if forward else -1]:
                 half(block, section, forward)
 
-    def _embed(self, block: Block, section: Section, forward: bool) -> None:
+    def _embed_tokens(self, block: Block, section: Section, forward: bool) -> None:
         """A lookup in the ranks' parts of the vocabulary, the results of which are summed. Learned
         positions are added to the sum of the whole sequence, which is divided after that."""
         if not forward:
