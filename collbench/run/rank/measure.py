@@ -357,6 +357,16 @@ class _Pace(NamedTuple):
     total: float
 
 
+class _Block(NamedTuple):
+    """Samples taken together, at rank 0: whether a GPU was held back meanwhile, which blocks are
+    now known to be disturbed, and the seconds all of it took."""
+
+    samples: Samples | None
+    held_back: bool
+    disturbed: Sequence[int]
+    seconds: float
+
+
 class Protocol:
     """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for so many
     calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
@@ -384,7 +394,8 @@ class Protocol:
         calibrator: Calibrator | None = None,
     ) -> None:
         self._policy, self._bare = policy, bare
-        self._in_turns, self._blocks = in_turns, Blocks(calibrator)  # of samples, in _measure
+        self._in_turns, self._calibrator = in_turns, calibrator
+        self._blocks = Blocks(calibrator)  # of samples, in _take_block
         self._times: Times = times or (lambda samples: samples.times)
         self._guard, self._throttled, self._disturbed = guard, 0, 0
         self._control = control
@@ -404,6 +415,13 @@ class Protocol:
         ``first_ns`` is what this rank's first call took."""
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
+        only = None
+        if not warmed and self._policy.warmup is None:
+            on_measure()
+            only, again_ns = yield from self._look_again(sampler)
+            if only is None:
+                warmed, pace, steady, late = self._warm(sampler, again_ns)
+                warmed += 1
         typical, around = pace.sample, pace.total - pace.sample
         repeats = self._inner or sampler.repeats(typical / sampler.inner)
         refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
@@ -418,7 +436,7 @@ class Protocol:
             sampler.take(SETTLED, self._sync)
         on_measure()
         pace = _Pace(typical, typical + around)
-        samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace)
+        samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace, only)
         overhead = overhead_ns(sampler, self._control)
         aside = ALONE_SHARE * self._most_seconds if valid_any else 0.0
         alone = sampler.alone(pace.total / sampler.inner, aside)
@@ -470,12 +488,35 @@ class Protocol:
         pace = _Pace(typical, max(typical, 1e9 * elapsed / done) if len(times) else first_ns)
         return done, pace, steady or fixed is not None, late / max(1, done)
 
+    def _look_again(self, sampler: Sampler) -> Steps[tuple[_Block | None, float]]:
+        """A block of one sample, where the first call took longer than its case may. What else a
+        first call does (a library connects ranks, or loads its code) may have made it so: of a
+        sample that takes less, there is no block, but how many ns it took, at rank 0."""
+        block = yield from self._take_block(sampler, 1)
+        took = float(self._times(block.samples).max()) if block.samples is not None else math.inf
+        (slow,) = self._control.decide([int(is_longer_than_case(self._policy, took))])
+        if slow:
+            return block, took
+        self._blocks = Blocks(self._calibrator)
+        return None, took
+
+    def _take_block(self, sampler: Sampler, number: int, settle: int = 0) -> Steps[_Block]:
+        """So many samples, after some that are not counted, with a pause before."""
+        begun = time.perf_counter()
+        yield
+        self._blocks.before()
+        if settle:
+            sampler.take(settle, self._sync)
+        samples = sampler.take(number, self._sync)
+        held_back, disturbed = self._held_back(), self._blocks.after()
+        return _Block(samples, held_back, disturbed, time.perf_counter() - begun)
+
     def _measure(
-        self, sampler: Sampler, pace: _Pace
+        self, sampler: Sampler, pace: _Pace, only: _Block | None = None
     ) -> Steps[tuple[Samples | None, Stop, bool, list[int]]]:
         """The samples of all ranks, at rank 0; why they ended, whether any is valid, and the ranks
-        for whose GPUs only one block was tried."""
-        begun = time.perf_counter()
+        for whose GPUs only one block was tried. ``only`` is a first block, if there is one."""
+        begun = time.perf_counter() - (only.seconds if only else 0.0)
         hopeless = self._hopeless()
         blocks: list[Samples] = []
         samples_so_far: Samples | None = None  # all of them
@@ -490,16 +531,12 @@ class Protocol:
         block, settle = self._control.decide([min(block, most), settle])
         self._blocks.planned = (self.iters or self._policy.max_iters) // most
         while True:
-            yield
-            self._blocks.before()
-            if settle:
-                sampler.take(settle, self._sync)
-            samples = sampler.take(block, self._sync)
-            held_back, disturbed = self._held_back(), self._blocks.after()
+            taken = only or (yield from self._take_block(sampler, block, settle))
+            only, held_back, samples = None, taken.held_back, taken.samples
             if samples is not None:
-                self._throttled += block * held_back
+                self._throttled += len(samples.late) * held_back
                 blocks.append(samples.none if held_back else samples)
-                for index in disturbed:
+                for index in taken.disturbed:
                     self._disturbed += len(blocks[index].late)
                     blocks[index] = blocks[index].none
                 samples_so_far = Samples.concatenate(blocks)

@@ -142,6 +142,11 @@ def protocol(
     return Result(found, (clock.now - began) / 1e9)
 
 
+def quiet(clock: Clock) -> Guard:
+    """The guard of a GPU that is never held back."""
+    return Guard(Watched(clock, lambda number: True), clock.sleep)
+
+
 def limited(seconds: float, **more: Any) -> Policy:
     return Policy(max_seconds=seconds, **more).resolved(False)
 
@@ -205,6 +210,31 @@ def test_warming_up_takes_a_quarter_of_the_time_though_its_first_call_was_quick(
     )
     number, *_ = steps._warm(steps._make(1), MS)
     assert number == 17  # 0.51 s
+
+
+@MODES
+@pytest.mark.parametrize("first_ns", [15 * MS, 300 * MS, 5000 * MS])
+def test_a_first_call_that_was_slow_for_another_cause_is_warmed_up_after(
+    clock: Clock, mode: str, first_ns: int
+) -> None:
+    """As a library connects ranks, or loads its code, in it."""
+    found, seconds = protocol(clock, limited(0.2), mode, 10_000, first_ns=first_ns)
+    usual, _ = protocol(clock, limited(0.2), mode, 10_000)
+    assert found.warmup >= usual.warmup >= measure.WARM_MIN_N and found.inner == usual.inner
+    assert found.stop == usual.stop == "converged" and seconds <= longest(0.2, 10_000, mode)
+    assert found.samples.durations.shape == usual.samples.durations.shape
+
+
+@pytest.mark.parametrize("mode", ["isolated", "host"])
+def test_calls_that_all_take_longer_than_their_case_are_made_once(clock: Clock, mode: str) -> None:
+    """The sample that shows that the first call was none of its own is the one that counts."""
+    found, seconds = protocol(clock, limited(0.2), mode, 700 * MS, guard=quiet(clock))
+    assert found.warmup == 0 and found.samples.durations.shape == (1, 1) and seconds < 0.8
+
+
+def test_a_slow_first_call_is_not_looked_at_again_where_warm_up_is_given(clock: Clock) -> None:
+    found, _ = protocol(clock, limited(0.2, warmup=0), first_ns=300 * MS)
+    assert found.warmup == 0
 
 
 def test_the_first_block_is_as_long_as_warming_up_says(clock: Clock) -> None:
