@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -488,11 +489,16 @@ def _tell_sizes(axes: Axes, is_requested: bool) -> None:
 
 def _refuse_files(ops: Sequence[str]) -> None:
     """Raises UsageError for a reduction that is a file's name."""
+    ways = {
+        ".jsonl": "--output {} saves the run there",
+        ".json": "-J {} writes nccl-tests' JSON",
+    }
     for word in ops:
         if "." in word or "/" in word:
+            way = ways.get(Path(word).suffix, "collbench report @last -o {} writes it after a run")
             raise UsageError(
                 f"-o {word}: a file is given, but -o is the reduction, as in nccl-tests",
-                "--output FILE.jsonl saves the run, -J FILE.json writes nccl-tests' JSON",
+                way.format(shlex.quote(word)),
             )
 
 

@@ -235,7 +235,8 @@ class Comment(msgspec.Struct, frozen=True):
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """One heading of a report. Without figures and tables, ``sentences`` say why there is nothing
     to show; ``closing`` explains below what figures and tables mean. A ``folded`` section is closed
-    at first. With ``side_by_side``, figures stand to the right of tables where there is room."""
+    at first. With ``side_by_side``, figures stand to the right of tables where there is room.
+    ``of_data`` is a section on the data that only a page in HTML holds."""
 
     name: str
     title: str
@@ -245,6 +246,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     closing: list[str] = []
     folded: bool = False
     side_by_side: bool = False
+    of_data: bool = False
 
 
 class JunitCase(msgspec.Struct, frozen=True, kw_only=True):

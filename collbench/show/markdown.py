@@ -45,6 +45,8 @@ def _render_page(document: Document) -> list[str]:
     lines = [MARKER, f"# {escape_markdown(document.title)}", "", f"**{verdict}**", ""]
     lines += [f"- {escape_markdown(run)}" for run in document.runs]
     for section in document.sections:
+        if section.of_data:
+            continue
         lines += ["", f"## {escape_markdown(section.title)}", ""]
         lines += [f"{_render_inline(sentence)}\n" for sentence in section.sentences]
         lines += [

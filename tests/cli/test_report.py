@@ -77,6 +77,7 @@ def test_runs_are_named_as_everywhere(run: Path, folder: Path) -> None:
 def test_markdown_goes_to_the_terminal_or_to_a_file(run: Path, folder: Path) -> None:
     shown = invoke("report", "--format", "md")
     assert shown.output.startswith(f"{MARKER}\n# ")
+    assert "\n## Data" not in shown.output  # it is on the page alone
     done = invoke("report", "-o", "r.md")
     assert done.output.startswith("wrote r.md (")
     assert (folder / "r.md").read_text(encoding="utf-8") == shown.output

@@ -16,12 +16,20 @@ from collbench.records import run_file, store
 MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
 
 
-@pytest.mark.parametrize("word", ["page.html", "out/x"])
-def test_a_file_given_as_a_reduction_is_told_apart(bare, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "way"),
+    [
+        ("page.html", "collbench report @last -o page.html writes it after a run"),
+        ("out/x", "collbench report @last -o out/x writes it after a run"),
+        ("run.jsonl", "--output run.jsonl saves the run there"),
+        ("old.json", "-J old.json writes nccl-tests' JSON"),
+    ],
+)
+def test_a_file_given_as_a_reduction_is_told_apart(bare, word: str, way: str) -> None:
     done = bare(*MODEL, "-o", word)
     assert done.returncode == 2
     assert f"-o {word}: a file is given, but -o is the reduction" in done.stderr
-    assert "--output FILE.jsonl saves the run" in done.stderr
+    assert f"hint: {way}" in done.stderr
 
 
 def test_a_page_given_as_the_folder_of_both_sides_is_told_apart(bare, tmp_path: Path) -> None:

@@ -183,7 +183,9 @@ def make_data(view: View) -> Section:
         ]
     lines = [Line((name, MEANINGS[name])) for name in NAMES]
     meant = make_table("columns", "Columns", make_columns(("column", "meaning"), "ll"), lines)
-    return Section(name="data", title="Data", sentences=sentences, tables=[meant], folded=True)
+    return Section(
+        name="data", title="Data", sentences=sentences, tables=[meant], folded=True, of_data=True
+    )
 
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section | None]], ...] = (
