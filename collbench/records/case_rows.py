@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from collbench.records import origins, rows
-from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.derive import NO_SAMPLE, NO_TIME_LEFT
 from collbench.records.flags import EXCLUDED, FEW
 from collbench.records.rows import Row
 from collbench.records.types import Record, Run, RunFile
@@ -47,6 +47,8 @@ Place = tuple[
     int, int
 ]  # (stage, round) in an interleaved experiment, elsewhere (number of the run, world)
 
+
+MOST_LOST = 0.25  # of launches, that may have no valid sample
 
 TOO_BROKEN = {
     FEW: "fewer than 6 samples",
@@ -110,8 +112,27 @@ class CaseRows(NamedTuple):
 
     def reason_of(self, status: str) -> str:
         """The reason that records of this status give; empty if there are none."""
+        return next(iter(self._reasons_of(status)), "")
+
+    @property
+    def failure(self) -> str:
+        """The reason why a launch failed, or an empty string. Without a valid sample a launch
+        failed where more than MOST_LOST of all were so; else it is left out."""
+        reasons = self._reasons_of("failed")
+        faults = [reason for reason in reasons if not reason.startswith(NO_SAMPLE)]
+        too_many = len(reasons) > MOST_LOST * (len(reasons) + len(self.timed))
+        return next(iter(faults or (reasons if too_many else [])), "")
+
+    @property
+    def without_sample(self) -> str:
+        """Why there is no time, where launches ran and none had a valid sample; else empty."""
+        reasons = self._reasons_of("failed")
+        lost = not self.ran and reasons and all(why.startswith(NO_SAMPLE) for why in reasons)
+        return reasons[0] if lost else ""
+
+    def _reasons_of(self, status: str) -> list[str]:
         records = [cycle.record for row in self.rows for cycle in row.left_out]
-        return next((r.note or status for r in records if r.status == status), "")
+        return [record.note or status for record in records if record.status == status]
 
 
 def gather_case_rows(

@@ -92,9 +92,13 @@ def rule_absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]
     if len(lacking) == 2:
         return Ruling("INVALID", f"no times on both sides: {_describe_cause(base or head)}")
     for name in lacking:
-        side = sides[name]
+        side, why = sides[name], ""
         if side is None and name in cut:
-            return Ruling("INVALID", f"{name} ended before it came to this row")
+            why = f"{name} ended before it came to this row"
+        elif side and side.without_sample:
+            why = f"no time on {name}: {side.without_sample}"
+        if why:
+            return Ruling("INVALID", why)
         verdict: Verdict = "GONE" if name == "head" else "NEW"
         base_launches, theirs = (list(s.launches.values()) if s else [] for s in (base, head))
         return Ruling(
@@ -104,8 +108,8 @@ def rule_absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]
             theirs,
         )
     for name, side in sides.items():
-        if side and side.reason_of("failed"):
-            return Ruling("INVALID", f"failed in a launch of {name}: {side.reason_of('failed')}")
+        if side and side.failure:
+            return Ruling("INVALID", f"failed in a launch of {name}: {side.failure}")
     return None
 
 

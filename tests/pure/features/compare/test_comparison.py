@@ -36,6 +36,7 @@ from collbench.features.compare.verdict import Judged
 from collbench.features.training.parts import PARTS
 from collbench.records.case_rows import gather_case_rows, smallest_change
 from collbench.records.choice import add_names
+from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import (
     Calibration,
     RankInfo,
@@ -488,6 +489,31 @@ def test_a_failure_in_some_launches_is_no_verdict() -> None:
     found = compare(*experiment(BOTH, change=lost("head", "failed", (5,), "rank 1 died")), Rules())
     assert (found.rows[0].verdict, found.exit) == ("INVALID", Exit.NO_VERDICT)
     assert "failed in a launch of head: rank 1 died" in found.reason
+
+
+LOST = f"{NO_SAMPLE} (3 x disturbed); something else had these cores"
+
+
+def test_a_few_launches_without_a_valid_sample_are_left_out_with_their_partners() -> None:
+    """Of 10 launches two may have none; a fault in one counts however few there are."""
+    ten = {ROW: spread(0, 10), OTHER: spread(0, 10)}
+    found = compare(*experiment(ten, change=lost("head", "failed", (2, 5), LOST)), Rules())
+    assert {row.case: (row.verdict, row.pairs) for row in found.rows} == {
+        ROW: ("SAME", 8),
+        OTHER: ("SAME", 10),
+    }
+    assert any("without a side of some rows" in note for note in found.notes)
+    few = compare(*experiment(ten, change=lost("head", "failed", (1, 2, 3, 5), LOST)), Rules())
+    assert (few.rows[0].verdict, few.exit) == ("INVALID", Exit.NO_VERDICT)
+    assert f"failed in a launch of head: {LOST}" in few.reason
+
+
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_a_row_without_a_valid_sample_is_neither_gone_nor_new(side: str) -> None:
+    found = compare(*experiment(BOTH, change=lost(side, "failed", note=LOST)), Rules())
+    row = found.rows[0]
+    assert (row.verdict, row.why) == ("INVALID", f"no time on {side}: {LOST}")
+    assert found.exit == (Exit.NO_VERDICT if side == "head" else Exit.OK)
 
 
 def test_rows_skipped_on_both_sides_are_counted_not_shown() -> None:
