@@ -132,7 +132,7 @@ class GpuState(
     does not say.
 
     ``ecc`` counts uncorrected errors since the driver was loaded, ``nvlink_errors`` of all links
-    (xGMI's on AMD's GPUs), ``nvlink_kib`` what they carried; ``xid`` is the last critical error.
+    (xGMI's on AMD's GPUs), ``nvlink_kib`` what left by them; ``xid`` is the last critical error.
     """
 
     index: int
@@ -303,10 +303,12 @@ class Operation(
 class Background(msgspec.Struct, frozen=True):
     """What was done in the background of a case, again and again, on the first of its group's ranks
     that did it, else on the first of all: what it took each time (the first 1,000), alone and
-    during the measured calls."""
+    while calls were measured; ``went_ns`` is how long it went on meanwhile, between calls too, 0
+    where that is not known (before 0.2)."""
 
     alone_ns: Samples
     during_ns: Samples
+    went_ns: Whole = 0
 
 
 RELATIVE, VALIDATED = "largest relative error", "validation passed"

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from collbench.records import stats
 from collbench.records.origins import select_counting
 from collbench.records.paired import Shift, estimate_shift
-from collbench.records.types import Record, RunFile
+from collbench.records.types import Background, Record, RunFile
 from collbench.suite.case import Case
 
 HIDDEN = 1.8  # of 2, which is all that can get done of two things: nine tenths of it
+LEAST_DONE = 0.01  # of what a background gets done alone: less cannot be told from nothing
 ALPHA = 0.05  # over all rows of a run together
 NO_VERDICT = "no verdict"  # of an interval that is on both sides of 1
 
@@ -61,8 +62,7 @@ def judge_overlaps(file: RunFile) -> list[Overlapped]:
 
 def _judge_case(case: Case, pairs: list[tuple[Record, Record]], level: float) -> Overlapped:
     slower = np.array([_call_time(record) / _call_time(alone) for record, alone in pairs])
-    backgrounds = [record.background for record, _ in pairs if record.background]
-    other = np.array([stats.median(b.during_ns) / stats.median(b.alone_ns) for b in backgrounds])
+    other = np.array([_slow_background(record, record.background) for record, _ in pairs])
     return Overlapped(
         case,
         len(pairs),
@@ -74,6 +74,18 @@ def _judge_case(case: Case, pairs: list[tuple[Record, Record]], level: float) ->
 
 def _call_time(record: Record) -> float:
     return stats.median(record.times_ns) / record.inner
+
+
+def _slow_background(record: Record, background: Background | None) -> float:
+    """How much longer the background took during calls than alone. It went on between them, too,
+    for a wait for a common start, and there got as much done as alone."""
+    assert background, "pairs have one"
+    done = np.mean(background.alone_ns) / np.mean(background.during_ns)  # of what it does alone
+    share = 1.0  # of that time, in which calls were under way
+    if background.went_ns:
+        tried = 1 + sum(record.invalid.values()) / len(record.times_ns)
+        share = min(1.0, sum(record.times_ns) * tried / background.went_ns)
+    return 1 / max(float(done - (1 - share)) / share, LEAST_DONE)
 
 
 def _estimate_ratio(ratios: np.ndarray, level: float) -> Shift:

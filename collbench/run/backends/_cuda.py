@@ -74,8 +74,11 @@ def choose_seat(
     ``of_nccl``, must hear of before it is started. Raises CannotRun, on all ranks alike."""
     gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = nccl_version() if gpu_count else (0, 0)
-    uuid = str(torch.cuda.get_device_properties(local_rank % gpu_count).uuid) if gpu_count else ""
-    everyone = control.collect([environment.host_name(), uuid, version, *missing_gpu()])
+    host_name, name = environment.host_name(), ""
+    if gpu_count:  # containers of one machine may have host names of their own
+        uuid = torch.cuda.get_device_properties(local_rank % gpu_count).uuid
+        name = f"{environment.boot_id() or host_name} {uuid}"
+    everyone = control.collect([host_name, name, version, *missing_gpu()])
     for host, _, _, reason, hint in everyone:
         if reason:
             raise CannotRun(
@@ -83,7 +86,7 @@ def choose_seat(
                 f"{hint}; --backend gloo runs on CPUs",
             )
     ranks = Counter(host for host, *_ in everyone)
-    seats = Counter(host for host, _ in {(host, uuid) for host, uuid, *_ in everyone})
+    seats = Counter(host for host, _ in {(host, name) for host, name, *_ in everyone})
     crowded = {host: gpus for host, gpus in seats.items() if gpus < ranks[host]}
     oldest = min(tuple(version) for _, _, version, *_ in everyone)
     too_old = of_nccl and oldest < SHARING
@@ -102,7 +105,7 @@ def choose_seat(
             f"install a newer torch or {library_name()}, or use --backend gloo",
         )
     how = ""
-    most = max(Counter((host, uuid) for host, uuid, *_ in everyone).values())
+    most = max(Counter(name for _, name, *_ in everyone).values())
     if crowded:
         how = f", up to {most} ranks a GPU" + " by turns" * (not _has_mps())
     if crowded and of_nccl:
@@ -246,7 +249,7 @@ def lacks_multicast(device: torch.device) -> bool:
 class Registered:
     """Memory from NCCL's own allocator, registered with a group's communicator: one allocation at a
     time. ``level`` is nccl-tests' -R: 1 locally, 2 as a symmetric window (which NCCL may do without
-    where GPUs cannot reach each other).
+    where GPUs cannot reach each other). ``control`` is of all ranks, whatever their groups.
     """
 
     def __init__(self, group: Any, control: Control, device: torch.device, level: int) -> None:

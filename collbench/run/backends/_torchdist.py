@@ -241,7 +241,7 @@ class TorchDistributed(Base):
         if self.stream and self.control:
             self._everyone = make_world_control().open_group(self.name)
         if level := self.policy.register:
-            self._registered = _cuda.Registered(self._at.group, control, self.device, level)
+            self._registered = _cuda.Registered(self._at.group, everyone, self.device, level)
 
     def _choose_hint(self) -> str:
         """What to do where torch cannot open this backend."""

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from collbench.core.errors import CannotRun
-from collbench.run.backends import Call, _cuda, _torch_kernels
+from collbench.run.backends import Call, _cuda, _memory, _torch_kernels
 from collbench.run.backends._torch_kernels import LANE, LEAST, WAYS, Site
 from collbench.run.backends._torchdist import TorchDistributed
 from collbench.run.rank.control import Control
@@ -47,6 +47,8 @@ class TorchSymmetric(TorchDistributed):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
         self._ranks = Control(rank, n)
+        # torch hands memory over by sockets of this host, and other hosts' ranks would wait
+        _memory.one_host(self._ranks, self.label, "--backend nccl joins hosts")
         with self._ranks.refusing_alike():
             if self._multicast and _cuda.lacks_multicast(self.device):
                 name = torch.cuda.get_device_name(self.device)

@@ -142,6 +142,7 @@ class Behind:
         self._failed: list[BaseException] = []
         self._times: list[int] = []
         self._alone: list[int] = []
+        self._began = self._went_ns = 0
         self._interval = sys.getswitchinterval()
 
     def alone(self) -> None:
@@ -172,11 +173,13 @@ class Behind:
         time."""
         times = self._times[1:]
         self._times.clear()
+        self._began, self._went_ns = clock(), 0
         return times[:MOST]
 
     def result(self) -> Background:
-        """Its times alone and during calls, in ns."""
-        return Background(alone_ns=self._alone, during_ns=self.since())
+        """Its times alone and while calls were measured, in ns."""
+        went_ns = self._went_ns
+        return Background(alone_ns=self._alone, during_ns=self.since(), went_ns=went_ns)
 
     def wrong(self) -> str:
         """A sentence on what is wrong with the data that it left; "" where nothing is."""
@@ -184,6 +187,7 @@ class Behind:
 
     def _go(self) -> None:
         self._stop.clear()
+        self._began = clock()
         sys.setswitchinterval(SWITCH_S)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -199,6 +203,7 @@ class Behind:
                 self._beat()
                 previous_count = len(self._times)
         sys.setswitchinterval(self._interval)
+        self._went_ns += clock() - self._began
         if self._failed:
             raise self._failed[0]
 

@@ -116,8 +116,8 @@ def _read_counters(watch: Watch | None) -> Counters:
     counters = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}
     counters |= {f"ib {machine} {name}": by for name, by in read_ports(root).items()}
     state = watch.read() if watch else None
-    if state and state.nvlink_kib is not None:  # sent and received, and each byte was both
-        counters[f"nvlink {machine} {state.index}"] = (state.nvlink_kib << 10) // 2
+    if state and state.nvlink_kib is not None:
+        counters[f"nvlink {machine} {state.index}"] = state.nvlink_kib << 10
     return counters
 
 

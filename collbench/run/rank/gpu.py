@@ -58,8 +58,8 @@ Fields = tuple[int | tuple[int, int], ...]
 
 # Choices of fields: those count that a GPU answers first.
 TRAFFIC: tuple[Fields, ...] = (
-    ((138, ALL_LINKS), (139, ALL_LINKS)),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX, in KiB
-    tuple((field, link) for link in range(MOST_LINKS) for field in (138, 139)),
+    ((138, ALL_LINKS),),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, in KiB
+    tuple((138, link) for link in range(MOST_LINKS)),
 )
 
 
@@ -120,19 +120,21 @@ class NvmlWatch:
 
     def find_lock(self, stream: Stream) -> str:
         """NVML has no question for it, and which reason it gives for such a clock is not relied
-        upon."""
+        upon. Of a GPU without a default clock nothing is said, but its clock now is its usual one.
+        """
         busiest = 0
         for _ in range(LOOKS):
             stream.hold(LOOK_NS)
             sm, reasons = self._ask("ClockInfo", SM), self._reasons()
             stream.drain()
-            if not sm or not self._knows_default or any(reasons & bit for bit in HOLDING_BACK):
+            if not sm or not self._default or any(reasons & bit for bit in HOLDING_BACK):
                 return ""
             busiest = max(busiest, sm)
             if busiest >= LOCKED * self._default:
                 return ""
         self._locked = busiest
-        return f"clocks locked at {busiest} of {self._default} MHz"
+        known = f"clocks locked at {busiest} of {self._default} MHz"
+        return known if self._knows_default else ""
 
     def _reasons(self) -> int:
         """Bits of what limits the clocks now."""
@@ -147,8 +149,8 @@ class NvmlWatch:
     def read(self) -> GpuState:
         """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock
         where a GPU that is neither idle nor at its power cap runs below 75 % of its locked clock,
-        or of its default if nobody has set clocks since; ``nvlink_kib`` is sent and received data;
-        ``xid`` is the last since the reading before, 0 for none."""
+        or of its default if nobody has set clocks since; ``nvlink_kib`` is data sent; ``xid`` is
+        the last since the reading before, 0 for none."""
         reasons = self._reasons()
         sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
         values = read_fields(self._nvml, self._gpu, (*self._traffic, *self._errors))

@@ -373,7 +373,8 @@ class Protocol:
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
-    have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
+    have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs. A
+    sample takes ``least_ns``, unless its calls are given.
 
     Samples that are replaced, whatever for, and the pauses after them take at most MAX_LOST times
     the policy's max_seconds, or the time of ``iters`` samples if that is longer.
@@ -392,7 +393,9 @@ class Protocol:
         bare: Action | None = None,
         in_turns: bool = False,
         calibrator: Calibrator | None = None,
+        least_ns: int = 0,
     ) -> None:
+        self._least_ns = least_ns
         self._policy, self._bare = policy, bare
         self._in_turns, self._calibrator = in_turns, calibrator
         self._blocks = Blocks(calibrator)  # of samples, in _take_block
@@ -423,7 +426,9 @@ class Protocol:
                 warmed, pace, steady, late = self._warm(sampler, again_ns)
                 warmed += 1
         typical, around = pace.sample, pace.total - pace.sample
-        repeats = self._inner or sampler.repeats(typical / sampler.inner)
+        call_ns = typical / sampler.inner
+        least = stats.inner_repeats(call_ns, self._least_ns)
+        repeats = self._inner or max(sampler.repeats(call_ns), least)
         refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
         repeats, swap = self._control.decide([repeats, int(refused)])
         if swap and self._policy.sync == "auto":

@@ -22,6 +22,7 @@ from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Pattern, Slot, allocate_slots, prepare_call, submit_times
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
+from collbench.run.rank.global_clock import WINDOW_NS
 from collbench.run.rank.gpu import Guard
 from collbench.run.rank.measure import (
     Measured,
@@ -45,6 +46,8 @@ from collbench.run.rank.outcome import (
 from collbench.run.rank.stream import Stream
 from collbench.run.rank.verification import Verification
 
+BESIDE_NS = 10 * WINDOW_NS  # of a sample at least, where some case has a background: that goes on
+# in the wait for a common start, too
 FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls
 UNFUSED = (
     "-m: calls are launched one after the other, as {} fuses no {} (nccl-tests has NCCL fuse them)"
@@ -191,6 +194,7 @@ class Trial:
             self._calls[0].bare,
             self._bench.in_turns,
             self._bench.calibrator,
+            BESIDE_NS if self._bench.beside and self._case.mode == "isolated" else 0,
         )
 
     def _measuring(self) -> None:
@@ -401,6 +405,7 @@ class Trial:
         before."""
         self._bench.backend.finish()
         sync()
+        self._bench.backend.finish()  # where a stream waits for the others
         begin = clock()
         self._finished()
         return clock() - begin

@@ -176,6 +176,8 @@ class Worker:
         opened.callback(self._group.leave)
         opened.callback(self._backend.close)
         self._open(setup)
+        self._backend.align()  # NCCL connects ranks with their first call
+        self._backend.finish()
         took = clock() - began
         watch, states = self._watch()
         if watch:
@@ -227,6 +229,7 @@ class Worker:
             in_turns,
             calibrator,
             gpu.Streak(),
+            any(job.case.background for job in self._plan.jobs),
         )
 
     def _goes_on(self) -> bool:

@@ -223,13 +223,9 @@ def check_gpus(night: Night) -> Looked:
 
 def _find_gpu(entry: NightRecord, index: int, state: GpuState) -> Subject:
     """States stand in the order of ranks, unless some rank's GPU says nothing."""
-    covers_world = entry.world is not None and len(entry.record.gpus) == entry.world.n
     members = entry.record.case.members
-    subject = (
-        locate_rank(entry.world, members[index] if index < len(members) else index)
-        if covers_world
-        else None
-    )
+    covers_all = entry.world is not None and len(entry.record.gpus) == len(members)
+    subject = locate_rank(entry.world, members[index]) if covers_all else None
     return (
         subject
         if subject and subject.kind == "gpu"

@@ -112,6 +112,32 @@ def test_what_never_ended_during_the_calls_tells_nothing() -> None:
     assert judged(*records) == []
 
 
+def test_what_gets_done_between_calls_is_no_part_of_what_gets_done_beside_them() -> None:
+    """The two take turns, so that nothing is gained; half of the time no call was under way."""
+    records = [
+        replace(r, background=Background(alone_ns=[OWN] * 3, during_ns=[OWN * 4 // 3] * 3))
+        if r.background
+        else r
+        for r in rows(2.0, 1.0)
+    ]
+    (as_before,) = judged(*records)
+    assert as_before.verdict == "shares"
+    records = [
+        replace(r, background=replace(r.background, went_ns=2 * sum(r.times_ns)))
+        if r.background
+        else r
+        for r in records
+    ]
+    (one,) = judged(*records)
+    assert one.other.estimate == pytest.approx(2, rel=0.01)
+    assert one.both.estimate == pytest.approx(1, rel=0.01) and one.verdict != "shares"
+    still = [
+        replace(r, background=replace(r.background, during_ns=[9 * OWN])) if r.background else r
+        for r in records
+    ]
+    assert judged(*still)[0].verdict == "hinders"
+
+
 def test_each_launch_is_a_round() -> None:
     once = rows(1.5, 1.5)
     launches = [replace(record, world=launch) for launch in (0, 1) for record in once]

@@ -60,11 +60,18 @@ def beside(
     """So many other ranks, on another host or with those local ranks of this one that are not
     ``mine``."""
     others = range(count) if host else [rank for rank in range(count + 1) if rank != mine]
-    where = host or environment.host_name()
+    where, machine = host or environment.host_name(), host or environment.boot_id()
     missing = ["", ""] if gpus else ["there is no GPU here", "buy one"]
-    return Told(
-        [[where, f"gpu {rank % gpus}" if gpus else "", list(version), *missing] for rank in others]
-    )
+    names = [f"{machine} gpu {rank % gpus}" if gpus else "" for rank in others]
+    return Told([[where, name, list(version), *missing] for name in names])
+
+
+def test_containers_of_one_machine_share_a_gpu_that_both_take(gpus: Any) -> None:
+    """By whatever names they call themselves."""
+    gpus(2)
+    other = ["container", f"{environment.boot_id()} gpu 1", [2, 30, 4], "", ""]
+    assert _cuda.choose_seat(Told([other]), 1, False, "nccl").sharers == 2
+    assert _cuda.choose_seat(Told([other]), 0, False, "nccl").sharers == 1
 
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:

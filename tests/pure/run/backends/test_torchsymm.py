@@ -94,6 +94,22 @@ def test_an_older_torch_lacks_some(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "newer torch" in older.refuse(case("torch_one_shot", in_place=True))
 
 
+def test_ranks_of_several_hosts_are_refused_before_any_waits_for_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch hands memory over by sockets of a host."""
+
+    class Elsewhere(Control):
+        def collect(self, value: Any) -> list[Any]:
+            return [value, ["another boot", *value[1:]]]
+
+    monkeypatch.setattr(_torchsymm, "Control", Elsewhere)
+    monkeypatch.setattr(TorchDistributed, "open", lambda self, rank, n, local_rank: None)
+    monkeypatch.setattr(TorchSymmetric, "_symmetric", lambda self, nbytes: pytest.fail("mapped"))
+    with pytest.raises(CannotRun, match="torch_one_shot needs all ranks on one host"):
+        TorchSymmetric("torch_one_shot").open(0, 2, 0)
+
+
 def test_every_name_leads_to_its_kernels() -> None:
     assert {name for name in backend_names() if name.startswith("torch_")} == set(WAYS)
     for name in WAYS:

@@ -60,7 +60,7 @@ def test_a_reading_has_all_that_nvml_says() -> None:
         throttle=("sw_power_cap",),
         ecc=2,
         nvlink_errors=5,
-        nvlink_kib=520,
+        nvlink_kib=500,
         pcie_replays=7,
         xid=0,
     )
@@ -176,6 +176,19 @@ def test_what_else_keeps_a_clock_low_is_no_lock(rising: list[int], facts: dict[s
     assert watch.read().is_held_back == ("DefaultApplicationsClock" not in facts)
 
 
+def test_without_a_default_clock_the_clock_at_first_is_the_usual_one() -> None:
+    """Where only the highest clock is known, nobody can say whether another was set."""
+    only_highest = {
+        "DefaultApplicationsClock": fake_nvml.REFUSED,
+        "MaxClockInfo": {1: 1965}.get,
+    }
+    text, watch, answers = locked(Busy(210, 1200), **only_highest)
+    assert text == ""
+    for mhz, slow in ((1200, False), (900, False), (899, True)):
+        answers |= {"ClockInfo": {1: mhz, 2: 2600}.get, "CurrentClocksEventReasons": 0}
+        assert watch.read().is_held_back == slow
+
+
 def test_looking_for_a_lock_loses_no_error() -> None:
     nvml = fake_nvml.Nvml(fake_nvml.gpu(0))
     nvml.xids[0] = [79]
@@ -223,7 +236,7 @@ def test_links_of_the_fifth_generation_count_errors_by_link() -> None:
 
 
 def test_traffic_is_added_up_where_the_driver_does_not() -> None:
-    assert watching(fields={(138, 0): 1, (139, 0): 2, (138, 17): 4}).read().nvlink_kib == 7
+    assert watching(fields={(138, 0): 1, (139, 0): 2, (138, 17): 4}).read().nvlink_kib == 5
 
 
 def test_critical_errors_are_told_once() -> None:

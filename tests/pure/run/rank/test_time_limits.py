@@ -124,6 +124,7 @@ def protocol(
     job: Job | None = None,
     device: bool = False,
     first_ns: int | None = None,
+    least_ns: int = 0,
 ) -> Result:
     def make(inner: int) -> Sampler:
         calls = [(lambda: clock.spend(call_ns), (0,))]
@@ -135,7 +136,7 @@ def protocol(
         return Sampler(calls, inner, ALONE, do_nothing)
 
     started = sync("none", ALONE, None)
-    steps = Protocol(policy, ALONE, started, make, mode, job, guard)
+    steps = Protocol(policy, ALONE, started, make, mode, job, guard, least_ns=least_ns)
     began = clock.now
     found, _ = without_pause(steps.run(call_ns if first_ns is None else first_ns, do_nothing))
     assert found is not None
@@ -210,6 +211,12 @@ def test_warming_up_takes_a_quarter_of_the_time_though_its_first_call_was_quick(
     )
     number, *_ = steps._warm(steps._make(1), MS)
     assert number == 17  # 0.51 s
+
+
+@pytest.mark.parametrize(("call_ns", "inner"), [(10_000, 200), (MS, 2), (60 * MS, 1)])
+def test_a_sample_takes_as_long_as_it_must(clock: Clock, call_ns: int, inner: int) -> None:
+    found, _ = protocol(clock, limited(2.0), call_ns=call_ns, least_ns=2 * MS)
+    assert found.inner == inner
 
 
 @MODES

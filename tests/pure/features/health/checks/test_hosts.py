@@ -243,6 +243,18 @@ def test_a_clock_below_the_others_is_found() -> None:
     assert blamed(verdict, "gpus") == [("warning", "gpu", "node0:cuda:1 (rank 1)")]
 
 
+def test_a_gpu_of_a_group_is_found_on_its_host() -> None:
+    """A row of a group holds the states of its ranks alone."""
+    well = GpuState(index=0, name="H100", ecc=0)
+
+    def second_group(made: Record) -> Record:
+        grouped = replace(made.case, n=2, groups="div:2", of=2, group=1)
+        return replace(made, case=grouped, gpus=[replace(well, ecc=3), replace(well, index=1)])
+
+    verdict = judged(second_group, worlds=GPUS)
+    assert blamed(verdict, "gpus") == [("critical", "gpu", "node1:cuda:0 (rank 2)")]
+
+
 def test_the_host_that_is_not_like_the_others_is_named() -> None:
     facts = [{"cpu.governor": "performance"}] * 3 + [{"cpu.governor": "powersave"}]
     hosts = [
