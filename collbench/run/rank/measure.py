@@ -193,8 +193,9 @@ class Sampler:
     ``calls`` are pairs of an action and the slots of buffers it uses. ``finish()`` returns when the
     device has done what was issued, and is part of the sample. ``freshen(slot)`` puts back the
     input of a slot that the call before has overwritten; it runs outside the clock, just before the
-    sample after, so that what the last sample left can still be checked. Where ``marks`` is the
-    device's stream, it times the same calls too. ``again`` is what a check may repeat: calls as
+    sample after, so that what the last sample left can still be checked; ranks that nothing else
+    aligns meet once it has run, as none may wait in its sample for another that still puts inputs
+    back. Where ``marks`` is the device's stream, it times the same calls too. ``again`` is what a check may repeat: calls as
     they are timed, each slot used once. ``count()`` is called before each sample
     (Board.count_calls).
     """
@@ -255,8 +256,11 @@ class Sampler:
         for i in range(count):
             batch, slots = self._batches[(turn + i) % turns]
             if self._freshen:
+                is_renewed = bool(self.dirty)
                 self._renew(slots)
                 self._finish()
+                if is_renewed and sync.scheme == "none":
+                    self._control.barrier()  # it takes ranks unequally long
             self._count()
             lates[i] = sync()
             first = marks and marks.mark()
@@ -505,6 +509,8 @@ class Protocol:
         begun = time.perf_counter()
         yield
         self._blocks.before()
+        if self._sync.scheme == "none":
+            self._control.barrier()  # ranks pause, and look at the machine, unequally long
         if settle:
             sampler.take(settle, self._sync)
         samples = sampler.take(number, self._sync)

@@ -397,9 +397,11 @@ class Trial:
         return DeviceSampler(stream, self._timed(), inner, self._control, self._count, freshen)
 
     def _timed_first(self, sync: Sync) -> int:
-        """Duration of the first call on these buffers. The library was probed with a few elements
-        before."""
+        """Duration of the first call on these buffers, from when all ranks have filled theirs. The
+        library was probed with a few elements before."""
         self._bench.backend.finish()
+        if sync.scheme == "none":
+            self._control.barrier()
         sync()
         begin = clock()
         self._finished()

@@ -1,4 +1,5 @@
-"""What is measured of a call path, by a clock that is made up."""
+"""What is measured of a call path, by a clock that is made up; and when ranks meet that nothing
+aligns."""
 
 from __future__ import annotations
 
@@ -6,7 +7,25 @@ from itertools import pairwise
 
 import pytest
 
+from collbench.records.types import Scheme
+from collbench.run.backends import do_nothing
 from collbench.run.rank import measure
+from collbench.run.rank.calibration import Blocks
+from collbench.run.rank.control import Control
+from collbench.run.rank.measure import Protocol, Sampler, Sync, _Pace
+from collbench.suite.policy import Policy
+from tests.helpers.steps import without_pause
+
+
+class LoggedControl(Control):
+    """The control of a single rank, which writes down that ranks meet."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__(0, 1)
+        self._log = log
+
+    def barrier(self) -> None:
+        self._log.append("barrier")
 
 
 def test_a_call_path_is_that_of_one_call_after_as_long_a_wait_as_samples_have(
@@ -29,3 +48,52 @@ def test_a_call_path_is_that_of_one_call_after_as_long_a_wait_as_samples_have(
     assert len(called_at) % 3 == 0
     firsts = called_at[::3]
     assert all(b - a > measure.WINDOW_NS for a, b in pairwise(firsts))
+
+
+def sampled(scheme: Scheme, freshens: bool) -> str:
+    """What a sampler of two buffers does around three samples."""
+    log: list[str] = []
+    control = LoggedControl(log)
+    calls = [(lambda: log.append("call"), (slot,)) for slot in range(2)]
+    sampler = Sampler(
+        calls,
+        1,
+        control,
+        do_nothing,
+        (lambda slot: log.append(f"fill {slot}")) if freshens else None,
+        lambda: log.append("finish"),
+    )
+    sampler.take(3, Sync(scheme, control, None, after=lambda: log.append("start")))
+    return " ".join(log)
+
+
+def test_unaligned_ranks_meet_once_inputs_are_put_back() -> None:
+    first, later = "finish start call finish", "fill {} finish barrier start call finish"
+    assert sampled("none", True) == " ".join([first, later.format(0), later.format(1)])
+
+
+def test_ranks_that_are_aligned_anyway_do_not_meet_twice() -> None:
+    assert sampled("barrier", True).count("barrier") == 3
+
+
+def test_unaligned_calls_follow_each_other_where_no_input_is_put_back() -> None:
+    assert "barrier" not in sampled("none", False)
+
+
+@pytest.mark.parametrize(("scheme", "meetings"), [("none", 2), ("device", 0)])
+def test_unaligned_ranks_meet_before_a_block(
+    monkeypatch: pytest.MonkeyPatch, scheme: Scheme, meetings: int
+) -> None:
+    """What they do between blocks takes them unequally long."""
+    log: list[str] = []
+    control = LoggedControl(log)
+    monkeypatch.setattr(Blocks, "before", lambda blocks: log.append("look"))
+    policy = Policy(iters=20, precision=0.05, max_seconds=1.0)
+    sync = Sync(scheme, control, None)
+    calls = [(lambda: log.append("call"), (0,))]
+    sampler = Sampler(calls, 1, control, do_nothing)
+    protocol = Protocol(policy, control, sync, lambda inner: sampler, "host", in_turns=True)
+    without_pause(protocol._measure(sampler, _Pace(1.5e6, 1.5e6)))
+    blocks = " ".join(log).split("look")
+    assert len(blocks) == 3  # of at most 20 ms
+    assert sum(block.startswith(" barrier call") for block in blocks) == meetings
