@@ -186,21 +186,20 @@ class TwoPassPace(Pace):
 
     def next_jobs(self) -> list[Job]:
         """The second pass of the world that has just ended its first: cases without a valid sample,
-        then widest intervals first; and at last what takes long to prepare."""
-        wide = {
-            case: r for case, r in self._coarse.items() if is_too_wide(r) or is_without_samples(r)
-        }
-        leading = sorted(
-            (case for case in wide if case.is_leader), key=lambda c: -interval_width(wide[c])
-        )
+        then widest intervals first, a case's being the widest of its siblings'; and at last what
+        takes long to prepare."""
+        wide = [r for r in self._coarse.values() if is_too_wide(r) or is_without_samples(r)]
+        by_leader: dict[Case, Record] = {}
+        for record in sorted(wide, key=interval_width, reverse=True):
+            by_leader.setdefault(record.case.siblings[-1], record)
         self._coarse = {
             case: self._coarse[case]
-            for leader in leading
+            for leader in by_leader
             for case in leader.siblings
             if case in self._coarse
         }
         later = self._later.pop(self._world, [])
-        return [*(self._make_second(wide[case]) for case in leading), *later]
+        return [*map(self._make_second, by_leader.values()), *later]
 
     def take_cut_records(self) -> list[Record]:
         """The records of the first pass that wait for their second."""

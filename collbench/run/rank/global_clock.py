@@ -143,8 +143,8 @@ def make_tree(domains: Sequence[str]) -> list[int | None]:
 class History:
     """At rank 0, what was measured of every clock since the last new start, and what follows from
     it: ``models`` over the root's clock, their error, and the limit of what stays hidden, in ns;
-    both are those of the batch for which they are largest. A batch is an int64 array of shape (clocks, passes, 3), its rows a clock's (time, offset to its
-    parent, width)."""
+    both are those of the batch for which they are largest. A batch is an int64 array of shape
+    (clocks, passes, 3), its rows a clock's (time, offset to its parent, width)."""
 
     def __init__(self) -> None:
         self._batches: list[np.ndarray] = []

@@ -184,6 +184,7 @@ class Samples(NamedTuple):
 
 
 Times = Callable[[Samples], np.ndarray]
+GroupTimes = Callable[[Samples], Sequence[np.ndarray]]
 
 
 class Sampler:
@@ -195,9 +196,9 @@ class Sampler:
     input of a slot that the call before has overwritten; it runs outside the clock, just before the
     sample after, so that what the last sample left can still be checked; ranks that nothing else
     aligns meet once it has run, as none may wait in its sample for another that still puts inputs
-    back. Where ``marks`` is the device's stream, it times the same calls too. ``again`` is what a check may repeat: calls as
-    they are timed, each slot used once. ``count()`` is called before each sample
-    (Board.count_calls).
+    back. Where ``marks`` is the device's stream, it times the same calls too. ``again`` is what a
+    check may repeat: calls as they are timed, each slot used once. ``count()`` is called before
+    each sample (Board.count_calls).
     """
 
     timed_by: Literal["host", "device"] = "host"
@@ -277,10 +278,10 @@ class Sampler:
         self._next += count
         return self._gathered(begins, ends, lates, times, before)
 
-    def waited(self) -> float | None:
-        """The typical share of a sample for which hosts waited for their devices once all was
-        issued, on the rank of which it is least; None where the stream was not looked at."""
-        return min(self._control.collect(float(np.median(self._waited)))) if self._waited else None
+    def waited(self) -> list[float]:
+        """By rank, the typical share of a sample for which its host waited for its device once all
+        was issued; empty where the stream was not looked at."""
+        return self._control.collect(float(np.median(self._waited))) if self._waited else []
 
     def _renew(self, slots: Sequence[int]) -> None:
         """Put back the inputs that the last sample overwrote; the next one overwrites those of
@@ -349,7 +350,7 @@ class Measured(NamedTuple):
     host_ns: list[int]
     call_path_ns: int | None
     calibration: Calibration | None = None
-    waited: float | None = None
+    waited: Sequence[float] = ()  # by rank, as Sampler.waited has it
     hopeless: Sequence[int] = ()  # ranks for whose GPUs only one block was tried
 
 
@@ -376,8 +377,9 @@ class Protocol:
     calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
-    ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
-    have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
+    ``times`` says what samples took, if not Samples.times, and ``group_times`` the same of each
+    group of ranks: all of them must converge, as each has a row. ``bare`` is Call's. ``in_turns``:
+    others have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
 
     Samples that are replaced, whatever for, and the pauses after them take at most MAX_LOST times
     the policy's max_seconds, or the time of ``iters`` samples if that is longer.
@@ -396,11 +398,13 @@ class Protocol:
         bare: Action | None = None,
         in_turns: bool = False,
         calibrator: Calibrator | None = None,
+        group_times: GroupTimes | None = None,
     ) -> None:
         self._policy, self._bare = policy, bare
         self._in_turns, self._calibrator = in_turns, calibrator
         self._blocks = Blocks(calibrator)  # of samples, in _take_block
         self._times: Times = times or (lambda samples: samples.times)
+        self._group_times: GroupTimes = group_times or (lambda samples: [self._times(samples)])
         self._guard, self._throttled, self._disturbed = guard, 0, 0
         self._control = control
         self._sync = sync
@@ -574,7 +578,8 @@ class Protocol:
         """Size of the next block, or 0 and the reason to stop; ``patience`` is how many seconds
         may be lost."""
         policy = self._policy
-        times = self._times(samples)[~samples.late.astype(bool)]
+        usable = samples.only(~samples.late.astype(bool))
+        times, by_group = self._times(usable), self._group_times(usable)
         n, tried = len(times), len(samples.late) + self._throttled + self._disturbed
         lost = has_lost(elapsed, n, tried, patience)
         if self.iters is not None:
@@ -583,12 +588,11 @@ class Protocol:
             if missing <= 0 or exhausted:
                 return 0, STOPS.index("max_n" if missing > 0 else "fixed")
             return min(missing, most), 0
-        if n and stats.is_converged(
-            times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds
-        ):
+        interval = self._precision, policy.min_iters
+        narrow = n and all(stats.is_converged(each, *interval, 0.0, 0.0) for each in by_group)
+        if narrow and times.sum() / 1e9 >= policy.min_seconds:
             return 0, STOPS.index("converged")
         if tried >= policy.max_iters:  # very short samples may take less than min_seconds
-            narrow = n and stats.is_converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
         # another would end farther beyond than this is before
         spent = elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least

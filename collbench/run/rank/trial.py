@@ -36,6 +36,7 @@ from collbench.run.rank.measure import (
 from collbench.run.rank.outcome import (
     CaseOutcome,
     MeasuredCase,
+    Timing,
     WrongData,
     case_times,
     fail_without_samples,
@@ -159,7 +160,7 @@ class Trial:
         background = self._beside_all()
         if measured is None or firsts is None:
             return []
-        notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
+        notes = [self._ran(), f"no window: {sync.refused}" * self._lacks_window(sync, measured)]
         remedy = sampler.remedy
         more = control, chose, adds_as, sent, notes, background
         data = Seen(measured, remedy, states, firsts, submits, summed, *more)
@@ -191,6 +192,9 @@ class Trial:
             self._calls[0].bare,
             self._bench.in_turns,
             self._bench.calibrator,
+            lambda samples: [
+                case_times(self._case, samples, self._common, ranks) for ranks in self._group.groups
+            ],
         )
 
     def _measuring(self) -> None:
@@ -211,15 +215,17 @@ class Trial:
         backgrounds = [
             data.backgrounds[rank] for rank in ranks if data.backgrounds
         ] + data.backgrounds
+        timing = select_timing(case, measured, self._common, ranks, self._policy)
         notes = [
             data.notes[0],
             self._unfused(),
             self._calls[0].note,
             without_effect(case.env, case.collective, chose),
             *data.notes[1:],
+            self._lacks_common_times(timing),
         ]
         return MeasuredCase(
-            select_timing(case, measured, self._common, ranks, self._policy),
+            timing,
             setup=int(data.firsts[list(ranks)].max()),
             verified=self._data.totals[number],
             wrong=0 if self._policy.check and case.size else None,
@@ -259,13 +265,17 @@ class Trial:
             run = stream.capture(run)
         run()
 
-    def _for_want_of_a_clock(self, sync: Sync, measured: Measured) -> list[str]:
-        """Notes on what the clocks of the ranks are not good enough for."""
+    def _lacks_window(self, sync: Sync, measured: Measured) -> bool:
+        """Whether ranks met at a barrier as their clocks are not good enough for a window."""
+        return bool(self._common and sync.refused and measured.scheme == "barrier")
+
+    def _lacks_common_times(self, timing: Timing) -> str:
+        """A note where the clocks of the ranks are not good enough for the times of a group; else
+        ""."""
         if self._common is None:
-            return []
-        why = self._common.explain_inaccuracy(float(np.median(measured.samples.times)))
-        window = sync.refused if measured.scheme == "barrier" else ""
-        return [window and f"no window: {window}", why and f"no T_glob: {why}"]
+            return ""
+        why = self._common.explain_inaccuracy(float(np.median(timing.times)))
+        return why and f"no T_glob: {why}"
 
     def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
         """Calls as the policy wants them timed, with their slots: m together (-m), followed by a

@@ -198,6 +198,22 @@ def test_every_group_of_a_case_is_merged_with_its_first_visit(passes: TwoPassPac
     assert passes.next_jobs() == []
 
 
+def test_a_case_is_visited_again_for_the_sake_of_any_of_its_groups(passes: TwoPassPace) -> None:
+    quick, split = (
+        msgspec.structs.replace(what, groups="mod:2", of=2) for what in (SMALL[0], SMALL[1])
+    )
+    passes.open_plan(planned(quick, split))
+    for leader, spread in ((quick, 0.1), (split, 0.5)):
+        for what in leader.siblings:
+            narrow = what.is_leader
+            passes.accept(
+                scattered(what, 0.001, "converged") if narrow else scattered(what, spread)
+            )
+    assert [job.case for job in passes.next_jobs()] == [split, quick]  # the widest first
+    merged = [passes.accept(scattered(what, 0.4)) for what in split.siblings]
+    assert all(record and record.again for record in merged)
+
+
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
     passes.open_plan(planned(*SMALL[:2]))
     for what in SMALL[:2]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from collbench.records.types import Scheme
@@ -12,7 +13,7 @@ from collbench.run.backends import do_nothing
 from collbench.run.rank import measure
 from collbench.run.rank.calibration import Blocks
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import Protocol, Sampler, Sync, _Pace
+from collbench.run.rank.measure import Protocol, Sampler, Samples, Sync, _Pace
 from collbench.suite.policy import Policy
 from tests.helpers.steps import without_pause
 
@@ -97,3 +98,30 @@ def test_unaligned_ranks_meet_before_a_block(
     blocks = " ".join(log).split("look")
     assert len(blocks) == 3  # of at most 20 ms
     assert sum(block.startswith(" barrier call") for block in blocks) == meetings
+
+
+def next_block(*by_rank: np.ndarray, groups: bool) -> tuple[int, int]:
+    """What a protocol decides by such samples of two ranks, each a group or both one."""
+    control = Control(0, 1)
+    ends = np.array(by_rank, np.int64)
+    zeros = np.zeros_like(ends)
+    late = np.zeros(ends.shape[1], bool)
+    protocol = Protocol(
+        Policy().resolved(False),
+        control,
+        Sync("none", control, None),
+        lambda inner: Sampler([(do_nothing, ())], 1, control, do_nothing),
+        "isolated",
+        group_times=(lambda samples: [*samples.durations]) if groups else None,
+    )
+    samples = Samples(zeros, ends, late, np.zeros(2, np.int64), zeros)
+    return protocol._next_block(samples, 0.5, 1000, 3.0)
+
+
+def test_a_case_goes_on_until_the_times_of_each_group_have_converged() -> None:
+    slow, wide = np.full(300, 10**6), np.tile([10_000, 20_000], 150)
+    converged = 0, measure.STOPS.index("converged")
+    assert next_block(slow, wide, groups=False) == converged
+    assert next_block(slow, slow, groups=True) == converged
+    size, stop = next_block(slow, wide, groups=True)
+    assert size > 0 and stop == 0
