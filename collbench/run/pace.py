@@ -344,7 +344,7 @@ class BudgetPace(Pace):
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0
         self._out: dict[Case, Job] = {}
-        self._parts: list[Record] = []  # of the job that is heard of
+        self._siblings: list[Record] = []  # of the job that is heard of
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
@@ -363,16 +363,16 @@ class BudgetPace(Pace):
         return self._ahead.pop(0)
 
     def accept(self, record: Record) -> Record:
-        """Learns what such cases take; a call of a job with parts is one of each, whose records
-        come before the leader's."""
-        if record.case.is_part:
-            self._parts.append(record)
+        """Learns what such cases take: a call of a job with parts is one of each, that of a job
+        with groups is the slowest group's. The leader's record comes last."""
+        if not record.case.is_leader:
+            self._siblings.append(record)
             return record
-        job, parts = self._out.pop(record.case, None), [record, *self._parts]
-        self._parts.clear()
+        job, siblings = self._out.pop(record.case, None), [record, *self._siblings]
+        self._siblings.clear()
         if job is not None and record.status == "ok":
-            timed = [part.times_ns for part in parts if part.times_ns]  # one may be left out
-            times = np.sum(timed, axis=0) / 1e9
+            timed = [r.times_ns for r in siblings if r.times_ns]  # one may be left out
+            times = (np.max if record.case.groups else np.sum)(timed, axis=0) / 1e9
             call = float(np.median(times))
             cost = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._costs[record.case.key] = cost

@@ -420,7 +420,7 @@ class Protocol:
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
         """Warm up, choose how many calls make a sample, measure, with a pause before each block.
-        ``first_ns`` is what this rank's first call took."""
+        ``first_ns``, of which rank 0's counts, is what the first call took on the slowest rank."""
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
         only = None

@@ -123,8 +123,9 @@ class Trial:
         sync = self._sync()
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
-        setup = self._timed_first(sync)
-        slow = self._takes_longer_than_there_is(setup)
+        firsts = self._control.gather(np.array([self._timed_first(sync)]))
+        first_ns = 0 if firsts is None else int(firsts.max())  # rank 0 decides by the slowest's
+        slow = self._takes_longer_than_there_is(first_ns)
         if not slow and (wrong := self._data.check_slots([0], "before timing")):
             return wrong
         timed = self._policy.cpu_time
@@ -140,7 +141,7 @@ class Trial:
         if self._bench.backend.stream:
             guard = Guard(self._bench.watch, streak=self._bench.streak)
         protocol = self._protocol(sync, guard)
-        measured, sampler = yield from self._along(protocol.run(setup, self._measuring))
+        measured, sampler = yield from self._along(protocol.run(first_ns, self._measuring))
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
@@ -156,7 +157,6 @@ class Trial:
         states = [None] * self._control.n
         if guard:
             states = self._control.collect(msgspec.to_builtins(guard.state))
-        firsts = self._control.gather(np.array([setup]))
         background = self._beside_all()
         if measured is None or firsts is None:
             return []

@@ -391,6 +391,17 @@ def test_a_call_of_a_step_is_one_of_each_of_its_parts(clock: Clock) -> None:
     assert len(budget.next_jobs()) == 1
 
 
+def test_a_call_of_groups_is_that_of_the_slowest(clock: Clock) -> None:
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    split = msgspec.structs.replace(SWEPT[0], groups="mod:2", of=2)
+    budget.open_plan(planned(split))
+    budget.next_jobs()
+    for what in split.siblings:
+        ns = 10**6 if what.is_leader else 10**9
+        budget.accept(record(what, times_ns=[ns] * 12, seconds=20.0))
+    assert budget._costs[split.key] == pace.Cost(8.0, 1.0)
+
+
 def test_nothing_is_dropped_where_there_is_time(clock: Clock) -> None:
     took, found, dropped = spent(clock, 120.0, 1.0)
     assert not dropped and len(found) == 3 * len(SWEPT) and took > 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from collbench.run.backends import Base, Call
@@ -12,7 +13,7 @@ from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import Measured, Samples
+from collbench.run.rank.measure import Measured, Protocol, Samples, Steps
 from collbench.run.rank.outcome import MeasuredCase
 from collbench.run.rank.trial import Seen, Trial
 from collbench.suite.case import Case
@@ -27,10 +28,10 @@ class LoggedControl(Control):
 
     def __init__(self, log: list[str]) -> None:
         super().__init__(0, 1)
-        self._log = log
+        self.log = log
 
     def barrier(self) -> None:
-        self._log.append("barrier")
+        self.log.append("barrier")
 
 
 class FakeLibrary(Base):
@@ -52,17 +53,40 @@ class FakeLibrary(Base):
         return Call(run, None, load=lambda: self._log.append("fill"))
 
 
-def make_trial(log: list[str]) -> Trial:
+def make_trial(control: LoggedControl) -> Trial:
     policy = Policy(warmup=2, iters=4).resolved(False)
-    backend: Any = FakeLibrary(log)
-    bench = Bench(0, [0], backend, LoggedControl(log), Board.create(1)[0], policy, "window", None)
+    backend: Any = FakeLibrary(control.log)
+    bench = Bench(0, [0], backend, control, Board.create(1)[0], policy, "window", None)
     return Trial(bench, Job(CASE, 2, "cold"))
 
 
 def test_the_first_call_waits_until_all_ranks_have_filled_their_buffers() -> None:
     log: list[str] = []
-    without_pause(make_trial(log).run())
+    without_pause(make_trial(LoggedControl(log)).run())
     assert " ".join(log).startswith("fill fill finish barrier call")
+
+
+class SlowSecond(LoggedControl):
+    """The control of rank 0 of two: what the other takes is a minute more."""
+
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        return np.stack([values, values + 60 * 10**9])
+
+
+def test_how_a_case_is_measured_follows_from_the_first_call_of_the_slowest_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    def run(protocol: Protocol, first_ns: int, on_measure: object) -> Steps[None]:
+        told.append(first_ns)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(Protocol, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        without_pause(make_trial(SlowSecond([])).run())
+    assert told[0] >= 60 * 10**9
 
 
 class CoarseClock:
@@ -78,7 +102,7 @@ class CoarseClock:
 
 
 def test_the_group_that_the_clock_is_too_coarse_for_says_so() -> None:
-    trial: Any = make_trial([])
+    trial: Any = make_trial(LoggedControl([]))
     trial._common = CoarseClock()
     ends = np.repeat([[1_000_000], [10_000]], 2, axis=0).repeat(9, axis=1)
     zeros = np.zeros_like(ends)
