@@ -355,11 +355,12 @@ class Measured(NamedTuple):
 
 
 class _Pace(NamedTuple):
-    """What a sample has taken in warm-up, in ns: the median of its own time, and with all that is
-    done around it."""
+    """What a sample has taken in warm-up, in ns: the median of its own time, with all that is done
+    around it, and of its time in the group of ranks that took least."""
 
     sample: float
     total: float
+    quickest: float
 
 
 class _Block(NamedTuple):
@@ -378,8 +379,9 @@ class Protocol:
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``times`` says what samples took, if not Samples.times, and ``group_times`` the same of each
-    group of ranks: all of them must converge, as each has a row. ``bare`` is Call's. ``in_turns``:
-    others have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
+    group of ranks: all of them must settle and converge, as each has a row; how many calls make a
+    sample is as the slowest needs. ``bare`` is Call's. ``in_turns``: others have the machine
+    between blocks, which are short then, and have a ``calibrator`` on CPUs.
 
     Samples that are replaced, whatever for, and the pauses after them take at most MAX_LOST times
     the policy's max_seconds, or the time of ``iters`` samples if that is longer.
@@ -432,7 +434,8 @@ class Protocol:
                 warmed += 1
         typical, around = pace.sample, pace.total - pace.sample
         repeats = self._inner or sampler.repeats(typical / sampler.inner)
-        refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
+        longer = max(repeats, sampler.inner) / sampler.inner
+        refused = self._sync.refuse(late, pace.quickest * longer)
         repeats, swap = self._control.decide([repeats, int(refused)])
         if swap and self._policy.sync == "auto":
             self._sync.scheme = "barrier"
@@ -443,7 +446,7 @@ class Protocol:
             typical *= sampler.inner
             sampler.take(SETTLED, self._sync)
         on_measure()
-        pace = _Pace(typical, typical + around)
+        pace = pace._replace(sample=typical, total=typical + around)
         samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace, only)
         overhead = overhead_ns(sampler, self._control)
         aside = ALONE_SHARE * self._most_seconds if valid_any else 0.0
@@ -468,8 +471,8 @@ class Protocol:
         )
 
     def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, _Pace, bool, float]:
-        """Samples taken, what one takes (at rank 0), whether times had settled, the share of late
-        ones."""
+        """Samples taken, what one takes (at rank 0), whether times of all groups had settled, the
+        share of late ones."""
         fixed, most = self._policy.warmup, self._most_seconds
         longest = min(WARM_CAP_S, most / 2, max(WARM_MIN_S, WARM_SHARE * most))
         block = max(1, min(10, int(longest / 2 * 1e9 / max(first_ns, 1))))
@@ -477,15 +480,18 @@ class Protocol:
             block = 0  # the first call has touched all there is, and took more time than there is
         (block,) = self._control.decide([block if fixed is None else fixed])
         begun, done, times, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
-        elapsed = 0.0
+        elapsed, blocks, quickest = 0.0, list[Samples](), first_ns
         while block:
             samples = sampler.take(block, self._sync)
             done += block
             if samples is not None:
-                times = np.concatenate([times, self._times(samples)])
+                blocks.append(samples)
+                so_far = Samples.concatenate(blocks)
+                times, by_group = self._times(so_far), self._group_times(so_far)
                 late += int(samples.late.sum())
                 elapsed = time.perf_counter() - begun
-                steady = stats.is_steady(times)
+                steady = all(map(stats.is_steady, by_group))
+                quickest = min(float(np.median(group[-10:])) for group in by_group)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
                 spent = done >= WARM_CAP_N or elapsed >= longest
                 fits = int((longest - elapsed) / max(elapsed, 1e-9) * done)
@@ -493,7 +499,8 @@ class Protocol:
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
         typical = float(np.median(times[-10:])) if len(times) else first_ns
-        pace = _Pace(typical, max(typical, 1e9 * elapsed / done) if len(times) else first_ns)
+        total = max(typical, 1e9 * elapsed / done) if len(times) else first_ns
+        pace = _Pace(typical, total, quickest)
         return done, pace, steady or fixed is not None, late / max(1, done)
 
     def _look_again(self, sampler: Sampler) -> Steps[tuple[_Block | None, float]]:

@@ -75,7 +75,7 @@ class Timing(NamedTuple):
     waited: float | None = None  # share of a sample in which the host waited for its device
     calls: int = 1  # in a sample
     warmup: int = 0  # samples before these
-    steady: bool = True  # times had settled when warm-up ended
+    steady: bool = True  # times of all groups had settled when warm-up ended
     stop: Stop = ""
     sync: Scheme = ""
     discarded: dict[str, int] = {}  # samples that were replaced, by cause

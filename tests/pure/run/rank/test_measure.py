@@ -4,6 +4,7 @@ aligns."""
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,28 +95,35 @@ def test_unaligned_ranks_meet_before_a_block(
     calls = [(lambda: log.append("call"), (0,))]
     sampler = Sampler(calls, 1, control, do_nothing)
     protocol = Protocol(policy, control, sync, lambda inner: sampler, "host", in_turns=True)
-    without_pause(protocol._measure(sampler, _Pace(1.5e6, 1.5e6)))
+    without_pause(protocol._measure(sampler, _Pace(1.5e6, 1.5e6, 1.5e6)))
     blocks = " ".join(log).split("look")
     assert len(blocks) == 3  # of at most 20 ms
     assert sum(block.startswith(" barrier call") for block in blocks) == meetings
 
 
-def next_block(*by_rank: np.ndarray, groups: bool) -> tuple[int, int]:
-    """What a protocol decides by such samples of two ranks, each a group or both one."""
-    control = Control(0, 1)
+def samples_of(*by_rank: np.ndarray) -> Samples:
+    """Samples of ranks, in ns."""
     ends = np.array(by_rank, np.int64)
     zeros = np.zeros_like(ends)
-    late = np.zeros(ends.shape[1], bool)
-    protocol = Protocol(
+    return Samples(zeros, ends, np.zeros(ends.shape[1], bool), np.zeros(2, np.int64), zeros)
+
+
+def make_protocol(sampler: Any = None, groups: bool = False, sync: Sync | None = None) -> Protocol:
+    """A protocol of ranks of which each is a group, or all are one."""
+    control = Control(0, 1)
+    return Protocol(
         Policy().resolved(False),
         control,
-        Sync("none", control, None),
-        lambda inner: Sampler([(do_nothing, ())], 1, control, do_nothing),
+        sync or Sync("none", control, None),
+        lambda inner: sampler,
         "isolated",
         group_times=(lambda samples: [*samples.durations]) if groups else None,
     )
-    samples = Samples(zeros, ends, late, np.zeros(2, np.int64), zeros)
-    return protocol._next_block(samples, 0.5, 1000, 3.0)
+
+
+def next_block(*by_rank: np.ndarray, groups: bool) -> tuple[int, int]:
+    """What a protocol decides by such samples."""
+    return make_protocol(groups=groups)._next_block(samples_of(*by_rank), 0.5, 1000, 3.0)
 
 
 def test_a_case_goes_on_until_the_times_of_each_group_have_converged() -> None:
@@ -125,3 +133,54 @@ def test_a_case_goes_on_until_the_times_of_each_group_have_converged() -> None:
     assert next_block(slow, slow, groups=True) == converged
     size, stop = next_block(slow, wide, groups=True)
     assert size > 0 and stop == 0
+
+
+class Wandering:
+    """A sampler of two ranks, of which the second is quicker, and takes longer each time."""
+
+    inner = 1
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self, count: int, sync: Sync) -> Samples:
+        self._taken += count
+        rising = np.arange(self._taken - count, self._taken)
+        return samples_of(np.full(count, 10**6), 10_000 + 1000 * rising)
+
+
+@pytest.mark.parametrize(("groups", "steady"), [(False, True), (True, False)])
+def test_times_have_settled_where_those_of_each_group_have(groups: bool, steady: bool) -> None:
+    _, _, settled, _ = make_protocol(Wandering(), groups)._warm(Wandering(), 10**6)  # type: ignore[arg-type]
+    assert settled is steady
+
+
+class CoarseClock:
+    """A common clock that is good enough for samples of more than 500 us."""
+
+    def explain_inaccuracy(self, sample_ns: float) -> str:
+        return "too coarse" if sample_ns < 500_000 else ""
+
+    def meet(self) -> bool:
+        return False
+
+
+class Quick(Wandering):
+    """A sampler of two ranks of which the second is quicker."""
+
+    def take(self, count: int, sync: Sync) -> Samples:
+        return samples_of(np.full(count, 10**6), np.full(count, 10_000))
+
+    def repeats(self, call_ns: float) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("groups", "scheme"), [(False, "window"), (True, "barrier")])
+def test_a_window_that_is_too_coarse_for_the_quickest_group_is_refused(
+    groups: bool, scheme: Scheme
+) -> None:
+    common: Any = CoarseClock()
+    sync = Sync("window", Control(0, 1), None, common=common)
+    steps = make_protocol(Quick(), groups, sync).run(10**6, do_nothing)
+    next(steps)  # up to the first block
+    assert sync.scheme == scheme
