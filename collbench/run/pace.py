@@ -368,8 +368,10 @@ class BudgetPace(Pace):
         if not record.case.is_leader:
             self._siblings.append(record)
             return record
-        job, siblings = self._out.pop(record.case, None), [record, *self._siblings]
+        among = record.case.siblings  # a resumed run may hear of others without their leader
+        siblings = [record, *(r for r in self._siblings if r.case in among)]
         self._siblings.clear()
+        job = self._out.pop(record.case, None)
         if job is not None and record.status == "ok":
             timed = [r.times_ns for r in siblings if r.times_ns]  # one may be left out
             times = (np.max if record.case.groups else np.sum)(timed, axis=0) / 1e9

@@ -402,6 +402,18 @@ def test_a_call_of_groups_is_that_of_the_slowest(clock: Clock) -> None:
     assert budget._costs[split.key] == pace.Cost(8.0, 1.0)
 
 
+def test_a_group_whose_leader_is_not_heard_of_counts_for_no_other_case(clock: Clock) -> None:
+    """A resumed run keeps the leader's record that it has."""
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    first, second = (msgspec.structs.replace(each, groups="mod:2", of=2) for each in SWEPT[:2])
+    budget.open_plan(planned(second))
+    budget.next_jobs()
+    budget.accept(record(first.siblings[0], times_ns=[10**9] * 7, seconds=20.0))
+    for what in second.siblings:
+        budget.accept(record(what, times_ns=[10**6] * 12, seconds=20.0))
+    assert budget._costs[second.key].call == 1e-3
+
+
 def test_nothing_is_dropped_where_there_is_time(clock: Clock) -> None:
     took, found, dropped = spent(clock, 120.0, 1.0)
     assert not dropped and len(found) == 3 * len(SWEPT) and took > 20
