@@ -186,21 +186,20 @@ class TwoPassPace(Pace):
 
     def next_jobs(self) -> list[Job]:
         """The second pass of the world that has just ended its first: cases without a valid sample,
-        then widest intervals first; and at last what takes long to prepare."""
-        wide = {
-            case: r for case, r in self._coarse.items() if is_too_wide(r) or is_without_samples(r)
-        }
-        leading = sorted(
-            (case for case in wide if case.is_leader), key=lambda c: -interval_width(wide[c])
-        )
+        then widest intervals first, a case's being the widest of its siblings'; and at last what
+        takes long to prepare."""
+        wide = [r for r in self._coarse.values() if is_too_wide(r) or is_without_samples(r)]
+        by_leader: dict[Case, Record] = {}
+        for record in sorted(wide, key=interval_width, reverse=True):
+            by_leader.setdefault(record.case.siblings[-1], record)
         self._coarse = {
             case: self._coarse[case]
-            for leader in leading
+            for leader in by_leader
             for case in leader.siblings
             if case in self._coarse
         }
         later = self._later.pop(self._world, [])
-        return [*(self._make_second(wide[case]) for case in leading), *later]
+        return [*map(self._make_second, by_leader.values()), *later]
 
     def take_cut_records(self) -> list[Record]:
         """The records of the first pass that wait for their second."""
@@ -345,7 +344,7 @@ class BudgetPace(Pace):
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0
         self._out: dict[Case, Job] = {}
-        self._parts: list[Record] = []  # of the job that is heard of
+        self._siblings: list[Record] = []  # of the job that is heard of
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
@@ -364,16 +363,18 @@ class BudgetPace(Pace):
         return self._ahead.pop(0)
 
     def accept(self, record: Record) -> Record:
-        """Learns what such cases take; a call of a job with parts is one of each, whose records
-        come before the leader's."""
-        if record.case.is_part:
-            self._parts.append(record)
+        """Learns what such cases take: a call of a job with parts is one of each, that of a job
+        with groups is the slowest group's. The leader's record comes last."""
+        if not record.case.is_leader:
+            self._siblings.append(record)
             return record
-        job, parts = self._out.pop(record.case, None), [record, *self._parts]
-        self._parts.clear()
+        among = record.case.siblings  # a resumed run may hear of others without their leader
+        siblings = [record, *(r for r in self._siblings if r.case in among)]
+        self._siblings.clear()
+        job = self._out.pop(record.case, None)
         if job is not None and record.status == "ok":
-            timed = [part.times_ns for part in parts if part.times_ns]  # one may be left out
-            times = np.sum(timed, axis=0) / 1e9
+            timed = [r.times_ns for r in siblings if r.times_ns]  # one may be left out
+            times = (np.max if record.case.groups else np.sum)(timed, axis=0) / 1e9
             call = float(np.median(times))
             cost = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._costs[record.case.key] = cost

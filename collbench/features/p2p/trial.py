@@ -185,13 +185,14 @@ class TransferTrial:
         began = clock()
         self._call.run()
         bench.backend.finish()
-        first = clock() - began
+        firsts = self._control.gather(np.array([clock() - began]))
+        first_ns = 0 if firsts is None else int(firsts.max())  # rank 0 may have no messages
         if wrong := self._check("before timing"):
             return wrong
         self._enter(Phase.WARMING)
         guard = Guard(bench.watch, streak=bench.streak) if bench.backend.stream else None
         measured, sampler = yield from self._make_protocol(guard).run(
-            first, partial(self._enter, Phase.MEASURING)
+            first_ns, partial(self._enter, Phase.MEASURING)
         )
         if bench.common:
             bench.common.check()
@@ -201,8 +202,7 @@ class TransferTrial:
             return wrong
         self._enter(Phase.REPORTING)
         states = self._control.collect(msgspec.to_builtins(guard.state)) if guard else []
-        firsts = self._control.gather(np.array([first]))
-        if measured is None or firsts is None:
+        if measured is None:
             return []
         gpus = {
             rank: msgspec.convert(state, GpuState) for rank, state in enumerate(states) if state
@@ -210,7 +210,7 @@ class TransferTrial:
         if not measured.samples.durations.size:
             failed = fail_without_samples(measured.invalid, sampler.remedy, measured.hopeless, gpus)
             return [failed]
-        return [self._make_outcome(measured, int(firsts.max()), gpus)]
+        return [self._make_outcome(measured, first_ns, gpus)]
 
     def _make_protocol(self, guard: Guard | None) -> Protocol:
         bench = self._bench

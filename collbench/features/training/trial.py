@@ -413,7 +413,8 @@ class StepTrial:
 
     def _outcome(self, index: int, samples: Samples, conditions: _Known) -> CaseOutcome:
         """The outcome of the step's case ``index``, counted from the last of its siblings, from
-        that case's samples."""
+        that case's samples. Why rounds ended is told of the step and its exposed time, whatever the
+        part: "converged" does not say that the part's own interval is narrow."""
         case = self._job.case.siblings[::-1][index]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}

@@ -5,8 +5,8 @@ Hunold and Carpen-Amarie, "Hierarchical Clock Synchronization in MPI" (CLUSTER 2
 binomial tree, a linear model of each clock against its parent's, merged towards the root. An offset
 is the middle of the bracket that several ping-pongs leave (SKaMPI's method). Here all edges of the
 tree are measured in turn, pass by pass, so that the time a drift needs to show is waited for once,
-not once a level. Every other offset is held out of the fit: how far those are from the model, edge
-by edge and added up towards the root, is its error.
+not once a level. Every other offset is held out of the fit: how far those are from the model, at
+the look where they are farthest, edge by edge and added up towards the root, is its error.
 
 What ping-pongs cannot see: a path that takes longer one way than the other. It shifts a clock by
 half the difference, at most by half the round trip, and no error tells; ``hidden_ns`` is that
@@ -142,9 +142,9 @@ def make_tree(domains: Sequence[str]) -> list[int | None]:
 
 class History:
     """At rank 0, what was measured of every clock since the last new start, and what follows from
-    it: ``models`` over the root's clock, their error, and the limit of what stays hidden, in ns. A
-    batch is an int64 array of shape (clocks, passes, 3), its rows a clock's (time, offset to its
-    parent, width)."""
+    it: ``models`` over the root's clock, their error, and the limit of what stays hidden, in ns;
+    both are those of the batch for which they are largest. A batch is an int64 array of shape
+    (clocks, passes, 3), its rows a clock's (time, offset to its parent, width)."""
 
     def __init__(self) -> None:
         self._batches: list[np.ndarray] = []
@@ -159,18 +159,17 @@ class History:
             [] if anew else [old for old in self._batches[:-1] if newest - old[0, -1, 0] < AGE_NS]
         )
         self._batches = [*kept_batches, *([] if anew else self._batches[-1:]), batch]
-        fitting_trips = np.concatenate(
-            [batch_trips[:, ::2] for batch_trips in self._batches], axis=1
-        )
-        checking_trips = np.concatenate(
-            [batch_trips[:, 1::2] for batch_trips in self._batches], axis=1
-        )
         self.models, errors, hidden = [Model()], [0], [0]
         for index, up in enumerate(map(parent_place, range(1, len(batch))), 1):
-            edge = fit_model(select_narrower(fitting_trips[index]))
+            # each batch by itself: of all together, one that has drifted might be left out
+            fitting_trips = [select_narrower(trips[index, ::2]) for trips in self._batches]
+            checking_trips = [select_narrower(trips[index, 1::2]) for trips in self._batches]
+            edge = fit_model(np.concatenate(fitting_trips))
+            error = max(estimate_error(edge, trips) for trips in checking_trips)
+            half_width = max(int(trips[:, 2].min()) // 2 for trips in fitting_trips)
             self.models.append(edge.over(self.models[up]))
-            errors.append(errors[up] + estimate_error(edge, select_narrower(checking_trips[index])))
-            hidden.append(hidden[up] + int(fitting_trips[index][:, 2].min()) // 2)
+            errors.append(errors[up] + error)
+            hidden.append(hidden[up] + half_width)
         self.error_ns, self.hidden_ns = max(errors), max(hidden)
 
 

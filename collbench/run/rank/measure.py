@@ -184,6 +184,7 @@ class Samples(NamedTuple):
 
 
 Times = Callable[[Samples], np.ndarray]
+GroupTimes = Callable[[Samples], Sequence[np.ndarray]]
 
 
 class Sampler:
@@ -193,10 +194,11 @@ class Sampler:
     ``calls`` are pairs of an action and the slots of buffers it uses. ``finish()`` returns when the
     device has done what was issued, and is part of the sample. ``freshen(slot)`` puts back the
     input of a slot that the call before has overwritten; it runs outside the clock, just before the
-    sample after, so that what the last sample left can still be checked. Where ``marks`` is the
-    device's stream, it times the same calls too. ``again`` is what a check may repeat: calls as
-    they are timed, each slot used once. ``count()`` is called before each sample
-    (Board.count_calls).
+    sample after, so that what the last sample left can still be checked; ranks that nothing else
+    aligns meet once it has run, as none may wait in its sample for another that still puts inputs
+    back. Where ``marks`` is the device's stream, it times the same calls too. ``again`` is what a
+    check may repeat: calls as they are timed, each slot used once. ``count()`` is called before
+    each sample (Board.count_calls).
     """
 
     timed_by: Literal["host", "device"] = "host"
@@ -255,8 +257,11 @@ class Sampler:
         for i in range(count):
             batch, slots = self._batches[(turn + i) % turns]
             if self._freshen:
+                is_renewed = bool(self.dirty)
                 self._renew(slots)
                 self._finish()
+                if is_renewed and sync.scheme == "none":
+                    self._control.barrier()  # it takes ranks unequally long
             self._count()
             lates[i] = sync()
             first = marks and marks.mark()
@@ -273,10 +278,10 @@ class Sampler:
         self._next += count
         return self._gathered(begins, ends, lates, times, before)
 
-    def waited(self) -> float | None:
-        """The typical share of a sample for which hosts waited for their devices once all was
-        issued, on the rank of which it is least; None where the stream was not looked at."""
-        return min(self._control.collect(float(np.median(self._waited)))) if self._waited else None
+    def waited(self) -> list[float]:
+        """By rank, the typical share of a sample for which its host waited for its device once all
+        was issued; empty where the stream was not looked at."""
+        return self._control.collect(float(np.median(self._waited))) if self._waited else []
 
     def _renew(self, slots: Sequence[int]) -> None:
         """Put back the inputs that the last sample overwrote; the next one overwrites those of
@@ -345,16 +350,17 @@ class Measured(NamedTuple):
     host_ns: list[int]
     call_path_ns: int | None
     calibration: Calibration | None = None
-    waited: float | None = None
+    waited: Sequence[float] = ()  # by rank, as Sampler.waited has it
     hopeless: Sequence[int] = ()  # ranks for whose GPUs only one block was tried
 
 
 class _Pace(NamedTuple):
-    """What a sample has taken in warm-up, in ns: the median of its own time, and with all that is
-    done around it."""
+    """What a sample has taken in warm-up, in ns: the median of its own time, with all that is done
+    around it, and of its time in the group of ranks that took least."""
 
     sample: float
     total: float
+    quickest: float
 
 
 class _Block(NamedTuple):
@@ -372,9 +378,11 @@ class Protocol:
     calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
-    ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
-    have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs. A
-    sample takes ``least_ns``, unless its calls are given.
+    ``times`` says what samples took, if not Samples.times, and ``group_times`` the same of each
+    group of ranks: all of them must settle and converge, as each has a row; how many calls make a
+    sample is as the slowest needs. ``bare`` is Call's. ``in_turns``: others have the machine
+    between blocks, which are short then, and have a ``calibrator`` on CPUs. A sample takes
+    ``least_ns``, unless its calls are given.
 
     Samples that are replaced, whatever for, and the pauses after them take at most MAX_LOST times
     the policy's max_seconds, or the time of ``iters`` samples if that is longer.
@@ -393,6 +401,7 @@ class Protocol:
         bare: Action | None = None,
         in_turns: bool = False,
         calibrator: Calibrator | None = None,
+        group_times: GroupTimes | None = None,
         least_ns: int = 0,
     ) -> None:
         self._least_ns = least_ns
@@ -400,6 +409,7 @@ class Protocol:
         self._in_turns, self._calibrator = in_turns, calibrator
         self._blocks = Blocks(calibrator)  # of samples, in _take_block
         self._times: Times = times or (lambda samples: samples.times)
+        self._group_times: GroupTimes = group_times or (lambda samples: [self._times(samples)])
         self._guard, self._throttled, self._disturbed = guard, 0, 0
         self._control = control
         self._sync = sync
@@ -415,7 +425,7 @@ class Protocol:
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
         """Warm up, choose how many calls make a sample, measure, with a pause before each block.
-        ``first_ns`` is what this rank's first call took."""
+        ``first_ns``, of which rank 0's counts, is what the first call took on the slowest rank."""
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
         only = None
@@ -429,7 +439,8 @@ class Protocol:
         call_ns = typical / sampler.inner
         least = stats.inner_repeats(call_ns, self._least_ns)
         repeats = self._inner or max(sampler.repeats(call_ns), least)
-        refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
+        longer = max(repeats, sampler.inner) / sampler.inner
+        refused = self._sync.refuse(late, pace.quickest * longer)
         repeats, swap = self._control.decide([repeats, int(refused)])
         if swap and self._policy.sync == "auto":
             self._sync.scheme = "barrier"
@@ -440,7 +451,7 @@ class Protocol:
             typical *= sampler.inner
             sampler.take(SETTLED, self._sync)
         on_measure()
-        pace = _Pace(typical, typical + around)
+        pace = pace._replace(sample=typical, total=typical + around)
         samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace, only)
         overhead = overhead_ns(sampler, self._control)
         aside = ALONE_SHARE * self._most_seconds if valid_any else 0.0
@@ -465,8 +476,8 @@ class Protocol:
         )
 
     def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, _Pace, bool, float]:
-        """Samples taken, what one takes (at rank 0), whether times had settled, the share of late
-        ones."""
+        """Samples taken, what one takes (at rank 0), whether times of all groups had settled, the
+        share of late ones."""
         fixed, most = self._policy.warmup, self._most_seconds
         longest = min(WARM_CAP_S, most / 2, max(WARM_MIN_S, WARM_SHARE * most))
         block = max(1, min(10, int(longest / 2 * 1e9 / max(first_ns, 1))))
@@ -474,15 +485,18 @@ class Protocol:
             block = 0  # the first call has touched all there is, and took more time than there is
         (block,) = self._control.decide([block if fixed is None else fixed])
         begun, done, times, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
-        elapsed = 0.0
+        elapsed, blocks, quickest = 0.0, list[Samples](), first_ns
         while block:
             samples = sampler.take(block, self._sync)
             done += block
             if samples is not None:
-                times = np.concatenate([times, self._times(samples)])
+                blocks.append(samples)
+                so_far = Samples.concatenate(blocks)
+                times, by_group = self._times(so_far), self._group_times(so_far)
                 late += int(samples.late.sum())
                 elapsed = time.perf_counter() - begun
-                steady = stats.is_steady(times)
+                steady = all(map(stats.is_steady, by_group))
+                quickest = min(float(np.median(group[-10:])) for group in by_group)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
                 spent = done >= WARM_CAP_N or elapsed >= longest
                 fits = int((longest - elapsed) / max(elapsed, 1e-9) * done)
@@ -490,7 +504,8 @@ class Protocol:
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
         typical = float(np.median(times[-10:])) if len(times) else first_ns
-        pace = _Pace(typical, max(typical, 1e9 * elapsed / done) if len(times) else first_ns)
+        total = max(typical, 1e9 * elapsed / done) if len(times) else first_ns
+        pace = _Pace(typical, total, quickest)
         return done, pace, steady or fixed is not None, late / max(1, done)
 
     def _look_again(self, sampler: Sampler) -> Steps[tuple[_Block | None, float]]:
@@ -510,6 +525,8 @@ class Protocol:
         begun = time.perf_counter()
         yield
         self._blocks.before()
+        if self._sync.scheme == "none":
+            self._control.barrier()  # ranks pause, and look at the machine, unequally long
         if settle:
             sampler.take(settle, self._sync)
         samples = sampler.take(number, self._sync)
@@ -573,7 +590,8 @@ class Protocol:
         """Size of the next block, or 0 and the reason to stop; ``patience`` is how many seconds
         may be lost."""
         policy = self._policy
-        times = self._times(samples)[~samples.late.astype(bool)]
+        usable = samples.only(~samples.late.astype(bool))
+        times, by_group = self._times(usable), self._group_times(usable)
         n, tried = len(times), len(samples.late) + self._throttled + self._disturbed
         lost = has_lost(elapsed, n, tried, patience)
         if self.iters is not None:
@@ -582,12 +600,11 @@ class Protocol:
             if missing <= 0 or exhausted:
                 return 0, STOPS.index("max_n" if missing > 0 else "fixed")
             return min(missing, most), 0
-        if n and stats.is_converged(
-            times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds
-        ):
+        interval = self._precision, policy.min_iters
+        narrow = n and all(stats.is_converged(each, *interval, 0.0, 0.0) for each in by_group)
+        if narrow and times.sum() / 1e9 >= policy.min_seconds:
             return 0, STOPS.index("converged")
         if tried >= policy.max_iters:  # very short samples may take less than min_seconds
-            narrow = n and stats.is_converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
         # another would end farther beyond than this is before
         spent = elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from collbench.records import stats
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import (
     PER_RANK_SAMPLES,
@@ -74,7 +75,7 @@ class Timing(NamedTuple):
     waited: float | None = None  # share of a sample in which the host waited for its device
     calls: int = 1  # in a sample
     warmup: int = 0  # samples before these
-    steady: bool = True  # times had settled when warm-up ended
+    steady: bool = True  # times of all groups had settled when warm-up ended
     stop: Stop = ""
     sync: Scheme = ""
     discarded: dict[str, int] = {}  # samples that were replaced, by cause
@@ -244,25 +245,26 @@ def select_timing(
     policy: Policy,
 ) -> Timing:
     """The times of the ranks of a group. Starts, skew and T_glob exist only where ranks' clocks are
-    one, or the ``common`` one is good enough for such times; and times of each rank where ranks are
-    not virtual.
+    one, or the ``common`` one is good enough for this group's times; and times of each rank where
+    ranks are not virtual.
     """
     samples, members = measured.samples, list(ranks)
     durations, device = samples.durations[members], samples.device[members]
     per_rank = 0 if policy.virtual else PER_RANK_SAMPLES
     every_rank = len(members) == len(samples.starts)
+    times = case_times(case, samples, common, ranks)
     timing = Timing(
-        times=case_times(case, samples, common, ranks).tolist(),
+        times=times.tolist(),
         per_rank=durations[:, :per_rank].tolist() if per_rank else [],
         clock=measured.clock,
         # these are of the slowest rank of all
         host=[ns // policy.agg_iters for ns in measured.host_ns] if every_rank else [],
         device=device.max(axis=0).tolist() if device.any() else [],
-        waited=measured.waited,
+        waited=min((measured.waited[rank] for rank in members if measured.waited), default=None),
         calls=measured.inner * policy.agg_iters,
         warmup=measured.warmup,
         steady=measured.steady,
-        stop=measured.stop,
+        stop=measured.stop if every_rank else judge_stop(measured.stop, times, policy),
         sync=measured.scheme,
         discarded=measured.invalid,
         overhead=measured.overhead_ns,
@@ -272,7 +274,7 @@ def select_timing(
     if (
         not per_rank
         or measured.clock != "host"
-        or (common and common.explain_inaccuracy(np.median(samples.times)))
+        or (common and common.explain_inaccuracy(float(np.median(times))))
     ):
         return timing
     starts = (common.converted(samples.starts) if common else samples.starts)[members]
@@ -283,6 +285,17 @@ def select_timing(
         skews=after.max(axis=0).tolist(),
         clock_error=common.error_ns if common else 0,
     )
+
+
+def judge_stop(stop: Stop, times: np.ndarray, policy: Policy) -> Stop:
+    """Why sampling of a group ended, by the group's own ``times``. The ``stop`` of a case is that
+    of all its groups: one of them may be narrow enough where another is not."""
+    if stop not in ("converged", "budget", "max_n"):
+        return stop
+    assert policy.precision, "a resolved policy is needed"
+    if stats.is_converged(times, policy.precision, policy.min_iters, 0.0, 0.0):
+        return "converged"
+    return "budget" if stop == "converged" else stop
 
 
 def fail_without_samples(

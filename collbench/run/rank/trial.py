@@ -37,6 +37,7 @@ from collbench.run.rank.measure import (
 from collbench.run.rank.outcome import (
     CaseOutcome,
     MeasuredCase,
+    Timing,
     WrongData,
     case_times,
     fail_without_samples,
@@ -125,8 +126,9 @@ class Trial:
         sync = self._sync()
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
-        setup = self._timed_first(sync)
-        slow = self._takes_longer_than_there_is(setup)
+        firsts = self._control.gather(np.array([self._timed_first(sync)]))
+        first_ns = 0 if firsts is None else int(firsts.max())  # rank 0 decides by the slowest's
+        slow = self._takes_longer_than_there_is(first_ns)
         if not slow and (wrong := self._data.check_slots([0], "before timing")):
             return wrong
         timed = self._policy.cpu_time
@@ -142,7 +144,7 @@ class Trial:
         if self._bench.backend.stream:
             guard = Guard(self._bench.watch, streak=self._bench.streak)
         protocol = self._protocol(sync, guard)
-        measured, sampler = yield from self._along(protocol.run(setup, self._measuring))
+        measured, sampler = yield from self._along(protocol.run(first_ns, self._measuring))
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
@@ -158,11 +160,10 @@ class Trial:
         states = [None] * self._control.n
         if guard:
             states = self._control.collect(msgspec.to_builtins(guard.state))
-        firsts = self._control.gather(np.array([setup]))
         background = self._beside_all()
         if measured is None or firsts is None:
             return []
-        notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
+        notes = [self._ran(), f"no window: {sync.refused}" * self._lacks_window(sync, measured)]
         remedy = sampler.remedy
         more = control, chose, adds_as, sent, notes, background
         data = Seen(measured, remedy, states, firsts, submits, summed, *more)
@@ -194,6 +195,9 @@ class Trial:
             self._calls[0].bare,
             self._bench.in_turns,
             self._bench.calibrator,
+            lambda samples: [
+                case_times(self._case, samples, self._common, ranks) for ranks in self._group.groups
+            ],
             BESIDE_NS if self._bench.beside and self._case.mode == "isolated" else 0,
         )
 
@@ -215,15 +219,17 @@ class Trial:
         backgrounds = [
             data.backgrounds[rank] for rank in ranks if data.backgrounds
         ] + data.backgrounds
+        timing = select_timing(case, measured, self._common, ranks, self._policy)
         notes = [
             data.notes[0],
             self._unfused(),
             self._calls[0].note,
             without_effect(case.env, case.collective, chose),
             *data.notes[1:],
+            self._lacks_common_times(timing),
         ]
         return MeasuredCase(
-            select_timing(case, measured, self._common, ranks, self._policy),
+            timing,
             setup=int(data.firsts[list(ranks)].max()),
             verified=self._data.totals[number],
             wrong=0 if self._policy.check and case.size else None,
@@ -263,13 +269,17 @@ class Trial:
             run = stream.capture(run)
         run()
 
-    def _for_want_of_a_clock(self, sync: Sync, measured: Measured) -> list[str]:
-        """Notes on what the clocks of the ranks are not good enough for."""
+    def _lacks_window(self, sync: Sync, measured: Measured) -> bool:
+        """Whether ranks met at a barrier as their clocks are not good enough for a window."""
+        return bool(self._common and sync.refused and measured.scheme == "barrier")
+
+    def _lacks_common_times(self, timing: Timing) -> str:
+        """A note where the clocks of the ranks are not good enough for the times of a group; else
+        ""."""
         if self._common is None:
-            return []
-        why = self._common.explain_inaccuracy(float(np.median(measured.samples.times)))
-        window = sync.refused if measured.scheme == "barrier" else ""
-        return [window and f"no window: {window}", why and f"no T_glob: {why}"]
+            return ""
+        why = self._common.explain_inaccuracy(float(np.median(timing.times)))
+        return why and f"no T_glob: {why}"
 
     def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
         """Calls as the policy wants them timed, with their slots: m together (-m), followed by a
@@ -401,9 +411,11 @@ class Trial:
         return DeviceSampler(stream, self._timed(), inner, self._control, self._count, freshen)
 
     def _timed_first(self, sync: Sync) -> int:
-        """Duration of the first call on these buffers. The library was probed with a few elements
-        before."""
+        """Duration of the first call on these buffers, from when all ranks have filled theirs. The
+        library was probed with a few elements before."""
         self._bench.backend.finish()
+        if sync.scheme == "none":
+            self._control.barrier()
         sync()
         self._bench.backend.finish()  # where a stream waits for the others
         begin = clock()

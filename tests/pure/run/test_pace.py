@@ -198,6 +198,22 @@ def test_every_group_of_a_case_is_merged_with_its_first_visit(passes: TwoPassPac
     assert passes.next_jobs() == []
 
 
+def test_a_case_is_visited_again_for_the_sake_of_any_of_its_groups(passes: TwoPassPace) -> None:
+    quick, split = (
+        msgspec.structs.replace(what, groups="mod:2", of=2) for what in (SMALL[0], SMALL[1])
+    )
+    passes.open_plan(planned(quick, split))
+    for leader, spread in ((quick, 0.1), (split, 0.5)):
+        for what in leader.siblings:
+            narrow = what.is_leader
+            passes.accept(
+                scattered(what, 0.001, "converged") if narrow else scattered(what, spread)
+            )
+    assert [job.case for job in passes.next_jobs()] == [split, quick]  # the widest first
+    merged = [passes.accept(scattered(what, 0.4)) for what in split.siblings]
+    assert all(record and record.again for record in merged)
+
+
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
     passes.open_plan(planned(*SMALL[:2]))
     for what in SMALL[:2]:
@@ -373,6 +389,29 @@ def test_a_call_of_a_step_is_one_of_each_of_its_parts(clock: Clock) -> None:
     least = 2.0 + FEWEST_SAMPLES * 1.5  # of 20 s, 18 s were rounds
     clock.now += 1000.0 * 0.97 - 1.01 * least * pace.SLACK
     assert len(budget.next_jobs()) == 1
+
+
+def test_a_call_of_groups_is_that_of_the_slowest(clock: Clock) -> None:
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    split = msgspec.structs.replace(SWEPT[0], groups="mod:2", of=2)
+    budget.open_plan(planned(split))
+    budget.next_jobs()
+    for what in split.siblings:
+        ns = 10**6 if what.is_leader else 10**9
+        budget.accept(record(what, times_ns=[ns] * 12, seconds=20.0))
+    assert budget._costs[split.key] == pace.Cost(8.0, 1.0)
+
+
+def test_a_group_whose_leader_is_not_heard_of_counts_for_no_other_case(clock: Clock) -> None:
+    """A resumed run keeps the leader's record that it has."""
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    first, second = (msgspec.structs.replace(each, groups="mod:2", of=2) for each in SWEPT[:2])
+    budget.open_plan(planned(second))
+    budget.next_jobs()
+    budget.accept(record(first.siblings[0], times_ns=[10**9] * 7, seconds=20.0))
+    for what in second.siblings:
+        budget.accept(record(what, times_ns=[10**6] * 12, seconds=20.0))
+    assert budget._costs[second.key].call == 1e-3
 
 
 def test_nothing_is_dropped_where_there_is_time(clock: Clock) -> None:

@@ -182,7 +182,7 @@ def measured(script: list[np.ndarray], taker: Taker) -> tuple[Samples, Protocol]
         in_turns=True,
         calibrator=calibrator,
     )
-    steps = protocol._measure(taker, _Pace(1.8e6, 1.8e6))  # type: ignore[arg-type]
+    steps = protocol._measure(taker, _Pace(1.8e6, 1.8e6, 1.8e6))  # type: ignore[arg-type]
     while True:
         try:
             next(steps)

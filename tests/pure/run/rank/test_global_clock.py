@@ -159,6 +159,31 @@ def test_a_drift_that_changes_is_seen_by_the_next_look() -> None:
     assert history.error_ns < ERROR_NS and hosts.off(history.models) < ERROR_NS
 
 
+def batch_of(begin: int, offset: int, width: int) -> np.ndarray:
+    """A batch of two clocks that do not drift, every offset alike."""
+    points = np.zeros((2, PASSES, 3), np.int64)
+    points[:, :, 0] = begin + np.arange(PASSES) * 1000
+    points[0, :, 2] = 1
+    points[1, :, 1:] = offset, width
+    return points
+
+
+def test_a_look_with_wider_brackets_than_those_before_is_seen_all_the_same() -> None:
+    """A clock was set while a case ran, and the network has become slower."""
+    history = History()
+    history.add(batch_of(0, 0, 1000), anew=True)
+    history.add(batch_of(SECOND, 0, 1000), anew=False)
+    history.add(batch_of(SECOND + 10**6, 50_000, 4000), anew=False)
+    assert history.error_ns > 10 * ERROR_NS
+
+
+def test_the_limit_of_what_stays_hidden_is_that_of_the_slowest_look() -> None:
+    history = History()
+    history.add(batch_of(0, 0, 1000), anew=True)
+    history.add(batch_of(SECOND, 0, 4000), anew=False)
+    assert history.hidden_ns == 2000
+
+
 def test_heavy_jitter_is_seen() -> None:
     history = looked_at(Hosts(4, lambda rng: 8_000 + rng.exponential(200_000)))
     assert history.error_ns > ERROR_NS
