@@ -14,6 +14,8 @@ from collbench.cli.families import PlainTable
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.text import format_count, format_size, print_message
 
+SHOWN = 20  # runs are listed unless --last says how many
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions:
@@ -23,7 +25,15 @@ class RunsOptions:
         list[str] | None,
         Argument(metavar="WORD…", help="Parts of the id, tag or arguments: all of them."),
     ] = None
-    last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20
+    last: Annotated[
+        int | None,
+        Option(
+            "--last",
+            min=1,
+            show_default=str(SHOWN),
+            help="Show this many, newest last; --delete: all, or these.",
+        ),
+    ] = None
     output_format: PlainTable = "table"
     delete: Annotated[
         bool, Option("--delete", help="Delete the runs that the words name; asks first.")
@@ -44,7 +54,8 @@ def runs(options: RunsOptions) -> None:
     names = name_by_age(store.list_saved())
     every = [path for path in names if matches_words(path, options.words or [])]
     outlines, unreadable = [], []
-    selected = every if options.delete else every[-options.last :]
+    count = options.last or (len(every) if options.delete else SHOWN)
+    selected = every[-count:]
     for path in selected:
         try:
             outlines.append((names[path], run_file.read_outline(path)))

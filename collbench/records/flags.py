@@ -442,8 +442,8 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "wire",
         lambda inputs: inputs.traffic_factor > 1,
         is_always,
-        "more bytes were sent than busbw assumes: counted, or known of this library; `wire` is the"
-        " ratio",
+        "more bytes were sent than the algorithm's table has (a library's own choice: than busbw"
+        " assumes), as counted or known of this library; `wire` is the ratio",
         "judge links by what they carried; another algorithm (--algo) may send less",
         letter="W",
     ),
@@ -518,14 +518,6 @@ def list_doubts(time: FlaggedTime) -> list[str]:
 def list_remarks(time: FlaggedTime) -> list[str]:
     """The flags of a time that are no doubts."""
     return [flag for flag in time.flags if not look_up(flag).is_doubt(flag, time)]
-
-
-def is_known(time: FlaggedTime) -> bool:
-    """Whether a time can be given as an answer: of samples enough, at least as sure as KNOWN. What
-    is predicted, or is of another tool's average, has no interval."""
-    if FEW in time.flags or not EXCLUDED.keys().isdisjoint(time.flags):
-        return False
-    return is_without_interval(time) or time.half_width <= KNOWN
 
 
 def is_without_interval(time: FlaggedTime) -> bool:

@@ -23,11 +23,13 @@ from collbench.records.flags import GRADED, FlagInputs, find_effective_flags
 from collbench.records.rows import Launch, explain_unfit, find_launches, find_ungated
 from collbench.records.types import (
     Cache,
+    Choice,
     End,
     Record,
     Run,
     Samples,
     Scheme,
+    Sent,
     Status,
     Stop,
     World,
@@ -63,6 +65,8 @@ class TimedRecord(msgspec.Struct, tag_field="line", tag="record", kw_only=True, 
     load: dict[str, Load] = {}
     seconds: float = 0.0
     told: msgspec.Raw | None = None
+    sent: list[Sent] = []
+    chose: Choice | None = None
 
 
 class Middle(NamedTuple):

@@ -22,8 +22,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     ``lo`` and ``hi`` are infinite where too few samples bound it. ``launches`` are those behind the
     interval: 1 where it is of the samples within a launch. ``first`` is the first record's row,
-    which the tails are of. ``over`` says what another tool's time is in place of a median over
-    samples of the slowest rank.
+    ``pooled`` that of the samples of all launches together, which tails and outliers are of.
+    ``ungated`` are the flags for which the case decides no verdict. ``over`` says what another
+    tool's time is in place of a median over samples of the slowest rank.
     """
 
     run: int
@@ -38,8 +39,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     algbw: float
     busbw: float | None
     flags: tuple[str, ...]
+    ungated: tuple[str, ...]
     launches: int
     first: Derived
+    pooled: Derived
     record: int
     late_share: float = 0.0  # how late the late rank came at most, of the time; 0 without one
     predicted: bool = False
@@ -56,13 +59,21 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return half_width(self.median, self.lo, self.hi)
 
 
+def make_points(rows: Iterable[rows_.Row]) -> list[Point]:
+    """A point for each case of a run of which any launch is fit."""
+    cases = rows_.group_rows(rows, lambda row: (row.file, row.case, row.predicted))
+    return [over_launches(launches) for launches in cases.values() if rows_.select_fit(launches)]
+
+
 def over_launches(rows: Sequence[rows_.Row]) -> Point:
     """A case of one run by its launches, of which at least one is fit. The flags are those of any,
     the unfit too, and ``late_share`` is the largest of any."""
     time = rows_.case_time(rows)
-    home = rows_.select_fit(rows)[0]
+    fit_rows = rows_.select_fit(rows)
+    home = fit_rows[0]
     first = home.first.derived
-    assert first is not None  # what is fit has a time
+    pooled = rows_.pool_cycles([cycle for row in fit_rows for cycle in row.fit])
+    assert first is not None and pooled is not None  # what is fit has a time
     timed_cycles = [
         cycle.derived
         for row in rows
@@ -86,7 +97,11 @@ def over_launches(rows: Sequence[rows_.Row]) -> Point:
         record=home.first.number,
         launches=time.launches,
         flags=tuple(dict.fromkeys(flag for row in rows for flag in row.flags)),
+        ungated=tuple(
+            dict.fromkeys(flag for row in rows_.select_deciding(rows) for flag in row.ungated)
+        ),
         first=first,
+        pooled=pooled,
         late_share=max(timed.late_share for timed in timed_cycles),
         predicted=home.predicted,
         over=told_over(home.record),

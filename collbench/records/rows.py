@@ -96,7 +96,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carried(self) -> float:
-        """Bytes that links carried over the bytes that busbw assumes; 1 if unknown."""
+        """Bytes that links carried over those of the algorithm's table; 1 if unknown."""
         return self.derived.carried if self.derived else 1.0
 
     @property
@@ -235,7 +235,7 @@ def _make_row(
 ) -> Row:
     fit = [cycle for cycle in cycles if not cycle.unfit]
     timed = [c.derived for c in cycles if c.derived and c.record.status in MEASURED]
-    derived = _pool_cycles(fit)
+    derived = pool_cycles(fit)
     return Row(
         file=file,
         run=run,
@@ -252,9 +252,9 @@ def _make_row(
     )
 
 
-def _pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
-    """What is derived of the samples of these cycles together (time_summary.pool_summaries); the
-    rest is the first's. Imported means have no samples."""
+def pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
+    """What is derived of the samples of these cycles together (time_summary.pool_summaries), and
+    the medians of how ranks arrived; the rest is the first's. Imported means have no samples."""
     derived_rows = [cycle.derived for cycle in fit if cycle.derived]
     if len(derived_rows) < 2:
         return derived_rows[0] if derived_rows else None
@@ -265,7 +265,6 @@ def _pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
     )
     factor = first.times.median / times.median
     clock = {} if first.device is None else {fit[0].record.clock: times.median}
-    controls = [row.control for row in derived_rows if row.control is not None]
     return msgspec.structs.replace(
         first,
         times=times,
@@ -274,9 +273,16 @@ def _pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
         wirebw=None if first.wirebw is None else first.wirebw * factor,
         late_share=max(row.late_share for row in derived_rows),
         flags=tuple(dict.fromkeys(flag for row in derived_rows for flag in row.flags)),
-        control=stats.median(controls) if controls else None,
+        sensitive=2 * sum(row.sensitive for row in derived_rows) >= len(derived_rows),
+        **{name: _find_median(derived_rows, name) for name in ("control", "skew", "absorbed")},
         **clock,
     )
+
+
+def _find_median(derived_rows: Sequence[derive.Derived], name: str) -> float | None:
+    """The median of a field over the rows that have it; None where none has."""
+    values = [value for row in derived_rows if (value := getattr(row, name)) is not None]
+    return stats.median(values) if values else None
 
 
 def _join_times(cycles: Sequence[Cycle]) -> stats.Floats:

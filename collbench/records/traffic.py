@@ -2,7 +2,8 @@
 algorithm's schedule, for a library's own choice the least that the collective takes.
 
 A library that sends more than busbw's factor assumes has busier links than its busbw shows;
-``carried`` is by how much.
+``carried`` is by how much. What an algorithm's own schedule sends beyond that factor is not in it:
+where that goes, on the busiest link or on others, the model ratio knows (predict/efficiency.py).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ TORCH = re.compile(r"^torch (\d+)\.(\d+)")
 
 
 class Traffic(NamedTuple):
-    """``wire`` is what was counted over what is needed, None where nothing was or something else
-    was on the way too; ``carried`` what links carried over what busbw assumes, 1 unless known to be
+    """``wire`` is what was counted over what the table has, None where nothing was or something
+    else was on the way too; ``carried`` what links carried over the same, 1 unless known to be
     more; ``moves`` says why, or why nothing is known, or empty."""
 
     wire: float | None = None

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from collbench.records.derive import Derived
+from collbench.records.derive import Derived, Digested
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.suite.case import Case, Skip
 
@@ -155,6 +155,18 @@ class Gathered(Reporter):
             end=self.ended,
             path=self.path or Path(),
         )
+
+    @property
+    def digest(self) -> RunFile:
+        """The run as ``file`` has it, less what was skipped, with the row of each record: none is
+        derived again."""
+        records: list[Record] = [
+            record
+            if isinstance(record, Digested)
+            else Digested(**msgspec.structs.asdict(record), row=row)
+            for record, row in self.arrived
+        ]
+        return msgspec.structs.replace(self.file, records=records)
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -70,7 +70,7 @@ def describe_thinning(series: Sequence[Series]) -> list[str]:
 
 def hover_lines(point: Point) -> list[str]:
     """Lines of text with all that is known of a point, shown where the pointer rests on it."""
-    row, case = point.first, point.case
+    row, case = point.pooled, point.case
     bounds = (
         f" [{format_duration(point.lo)}, {format_duration(point.hi)}]"
         if math.isfinite(point.lo) and math.isfinite(point.hi)

@@ -219,6 +219,7 @@ def describe_block(case: Case) -> str:
     """Settings of a case for which nccl-tests has no column, in words; a table never mixes two of
     these."""
     extra = [f"splits {case.splits}"] if case.splits else []
+    extra += [f"arrival {case.arrival}"] if case.arrival else []
     extra += [f"background {case.background}"] if case.background else []
     extra += [f"group {case.group} of {case.of} by {case.groups}"] if case.groups else []
     extra += [f"env {format_settings(case.env)}"] if case.env else []

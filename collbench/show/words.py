@@ -305,7 +305,7 @@ def format_optional(row: Derived | None, mode: str) -> dict[str, str]:
 
 
 def list_movements(outcomes: Iterable[Outcome]) -> list[str]:
-    """A line for each collective and implementation that sends more bytes than busbw assumes, with
+    """A line for each collective and implementation that sends more bytes than its table has, with
     the reason at its last size."""
     moves_of = {
         (record.case.collective, record.case.label, record.case.n): plain_line(row.moves)

@@ -34,7 +34,7 @@ def make_arrival(view: View) -> Section | None:
     cadence; None where there are neither."""
     points = [(series, point) for series in view.series for point in series.points]
     delayed = [_line_apart(*pair) for pair in points if pair[1].case.arrival]
-    other = [_line_other(*pair) for pair in points if pair[1].first.sensitive]
+    other = [_line_other(*pair) for pair in points if pair[1].pooled.sensitive]
     if not (delayed or other):
         return None
     sentences = []
@@ -63,7 +63,7 @@ def make_arrival(view: View) -> Section | None:
 
 def _line_apart(series: Series, point: Point) -> Line:
     """The line of a point that was measured with ranks apart on purpose."""
-    spread, absorbed = point.first.skew, point.first.absorbed
+    spread, absorbed = point.pooled.skew, point.pooled.absorbed
     cells = (
         point.case.collective,
         series.name,
@@ -80,7 +80,7 @@ def _line_apart(series: Series, point: Point) -> Line:
 def _line_other(series: Series, point: Point) -> Line:
     """The line of a point whose time depends on how ranks come to the call: as called, and
     aligned."""
-    control = point.first.control or point.median
+    control = point.pooled.control or point.median
     natural = point.case.mode == "host"
     called, aligned = (point.median, control) if natural else (control, point.median)
     cells = (
@@ -103,6 +103,7 @@ def make_skew(view: View) -> Section | None:
         for point in view.points
         if point.case.row.synchronising
         and point.case.n > 1
+        and not point.case.arrival
         and point.first.lateness
         and (world := view.world(point)) is not None
         and not world.oversubscribed
@@ -147,7 +148,7 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
         _list_ranks(view, usable, "late_rank"),
         note=(
             "Ranks that came last more often than chance explains and by more than 5 % of the"
-            " time; late by: in the median of these cases alone."
+            f" time{_first_alone(usable)}; late by: in the median of these cases alone."
         ),
     )
     slow = make_table(
@@ -156,11 +157,16 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
         make_columns(heads, "llll"),
         _list_ranks(view, usable, "slow_rank"),
         note=(
-            "Ranks that started on time but finished last: slow transfers, or the algorithm's last"
-            " step."
+            f"Ranks that started on time but finished last{_first_alone(usable)}: slow transfers,"
+            " or the algorithm's last step."
         ),
     )
     return late, slow
+
+
+def _first_alone(points: Sequence[Point]) -> str:
+    """A clause where launches other than the first are not looked at."""
+    return ", in each case's first launch" * any(point.launches > 1 for point in points)
 
 
 def _late_shares(view: View, point: Point) -> list[float]:

@@ -166,30 +166,31 @@ def _explain_signs(best_list: Sequence[Best]) -> str:
 
 def _libraries(best_list: Sequence[Best]) -> list[str]:
     """A sentence for each library that was measured beside reference algorithms."""
-    by_library: dict[str, list[Best]] = {}
+    by_library: dict[str, list[tuple[Best, Point]]] = {}
     for best in best_list:
-        if best.library and best.reference:
-            by_library.setdefault(_label_point(best.library), []).append(best)
-    sentences = []
-    for name, library_best in by_library.items():
-        slower = [best for best in library_best if best.clear]
-        ahead = sum(
-            best.winner is best.library and not best.ties and not best.unknown
-            for best in library_best
-        )
-        unknown = sum(
-            bool(best.unknown) and (best.winner is best.library or best.library in best.unknown)
-            for best in library_best
-        )
-        tied = len(library_best) - ahead - len(slower) - unknown
-        parts = [f"{name} is the fastest in {ahead:,} of {format_count(len(library_best), 'case')}"]
-        if slower:
-            most = max(slower, key=lambda best: best.gain or 0.0)
-            assert most.library
-            where = f"{most.winner.case.collective} of {format_size(most.winner.size)}"
-            at = f"{_format_factor(most.library, most)}, {where}"
-            parts.append(f"slower than another in {len(slower):,} (at most {at})")
-        parts += [f"tied in {tied:,}"] if tied else []
-        parts += [f"not known in {unknown:,}"] if unknown else []
-        sentences.append(f"{', '.join(parts)}.")
-    return sentences
+        for point in _list_native_points(best) if best.reference else ():
+            by_library.setdefault(_label_point(point), []).append((best, point))
+    return [_describe_library(name, cases) for name, cases in by_library.items()]
+
+
+def _describe_library(name: str, cases: Sequence[tuple[Best, Point]]) -> str:
+    """A sentence on the cases that a library has a point of."""
+    slower = [(best, point) for best, point in cases if point in best.slower]
+    unknown = [
+        best for best, point in cases if best.unknown and point in (best.winner, *best.unknown)
+    ]
+    tied = [
+        best
+        for best, point in cases
+        if point in best.ties or (point is best.winner and best.ties and not best.unknown)
+    ]
+    ahead = len(cases) - len(slower) - len(unknown) - len(tied)
+    parts = [f"{name} is the fastest in {ahead:,} of {format_count(len(cases), 'case')}"]
+    if slower:
+        best, point = max(slower, key=lambda pair: pair[1].median / pair[0].winner.median)
+        where = f"{point.case.collective} of {format_size(point.size)}"
+        at = f"{_format_factor(point, best)}, {where}"
+        parts.append(f"slower than another in {len(slower):,} (at most {at})")
+    parts += [f"tied in {len(tied):,}"] if tied else []
+    parts += [f"not known in {len(unknown):,}"] if unknown else []
+    return f"{', '.join(parts)}."

@@ -12,11 +12,10 @@ from datetime import datetime
 from typing import Any, get_args
 
 from collbench.core.text import format_settings, plain_line
-from collbench.records.flags import UNGATED
 from collbench.records.machines import name_machine
 from collbench.records.origins import is_fake
-from collbench.records.points import Point, over_launches
-from collbench.records.rows import group_rows, make_rows, select_fit
+from collbench.records.points import Point, make_points
+from collbench.records.rows import make_rows
 from collbench.records.types import RunFile, Status
 from collbench.show.document import Document, Gauge
 from collbench.suite.case import Case
@@ -91,10 +90,8 @@ def _describe_cases(file: RunFile) -> list[Gauge]:
     labels = _label_run(file)
     if file.run.policy.inject:
         labels["fault"] = plain_line(file.run.policy.inject)
-    cases = group_rows(make_rows([file]), lambda row: (row.case, row.predicted))
-    points = [over_launches(launches) for launches in cases.values() if select_fit(launches)]
     values: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in CASE_GAUGES}
-    for point in sorted(points, key=lambda point: point.case.reading_order):
+    for point in sorted(make_points(make_rows([file])), key=lambda point: point.case.reading_order):
         for name, value in _measure_point(point).items():
             values[name].append(({**labels, **label_case(point.case), "over": point.over}, value))
     return [
@@ -113,7 +110,7 @@ def _measure_point(point: Point) -> dict[str, float]:
         "time_high_seconds": high / 1e9,
         **bandwidth,
         "launches": point.launches,
-        "doubts": len(set(point.flags) & {*UNGATED}),
+        "doubts": len(point.ungated),
     }
 
 

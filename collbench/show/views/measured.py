@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
+
+import msgspec
 
 from collbench.core.groups import count_placed_ranks
 from collbench.core.text import (
@@ -17,10 +18,8 @@ from collbench.core.text import (
     plain_line,
 )
 from collbench.records.columns import BOUNDING
-from collbench.records.flags import EXCLUDED, list_doubts
+from collbench.records.flags import list_doubts
 from collbench.records.points import Point, find_best
-from collbench.records.rows import MEASURED
-from collbench.records.types import Record
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views import summary as summing
@@ -36,7 +35,8 @@ from collbench.show.views.series import (
     name_mode,
     plus_minus,
 )
-from collbench.show.words import OPTIONAL, format_optional
+from collbench.show.words import OPTIONAL, format_optional, split_axes, word_axes
+from collbench.suite.case import Case
 
 CURVES, CDFS = 60, 12  # lines in a figure
 
@@ -54,9 +54,6 @@ BUSBW = (
 
 
 HOLLOW = "A hollow marker is a case in doubt: its flags say why."
-
-
-PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
 
 
 def draw_best(view: View) -> list[Figure]:
@@ -134,7 +131,7 @@ def make_bandwidths(view: View) -> Section:
 
 
 def _times_table(points: Sequence[tuple[Series, Point]], folded: bool) -> Table:
-    optional_values = [format_optional(point.first, point.case.mode) for _, point in points]
+    optional_values = [format_optional(point.pooled, point.case.mode) for _, point in points]
     names = [name for name in OPTIONAL if any(values[name] for values in optional_values)]
     more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
     figures = ("size", "time", "±", "algbw, GB/s", "busbw, GB/s")
@@ -169,7 +166,7 @@ def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
     rates = (
         (format_bandwidth(point.algbw), format_bandwidth(point.busbw)) if point.size else ("-", "-")
     )
-    values = format_optional(point.first, point.case.mode)
+    values = format_optional(point.pooled, point.case.mode)
     cells = (
         point.case.collective,
         point.case.mode,
@@ -260,19 +257,19 @@ def _select_fastest(series: Sequence[Series], most: int) -> list[Series]:
 def make_outliers(view: View) -> Section | None:
     """The cases with the largest share of samples far out, sample by sample; None where there are
     none."""
-    severe = [point for point in view.points if point.first.times.severe_outliers]
-    severe.sort(key=lambda point: -point.first.times.severe_outliers / point.first.times.samples)
+    severe = [point for point in view.points if point.pooled.times.severe_outliers]
+    severe.sort(key=lambda point: -point.pooled.times.severe_outliers / point.samples)
     if not severe:
         return None
     home = {(point.run, point.case): series for series in view.series for point in series.points}
 
     def line(point: Point) -> Line:
-        row, series = point.first, home[point.run, point.case]
+        times, series = point.pooled.times, home[point.run, point.case]
         counts = (
-            f"{row.times.severe_outliers:,}",
-            f"{row.times.samples:,}",
-            format_duration(row.times.median),
-            f"{row.times.max / row.times.median:.1f}",
+            f"{times.severe_outliers:,}",
+            f"{point.samples:,}",
+            format_duration(point.median),
+            f"{times.max / point.median:.1f}",
         )
         return Line(
             (point.case.collective, series.name, format_size(point.size), *counts), series.meta
@@ -282,13 +279,14 @@ def make_outliers(view: View) -> Section | None:
         (home[p.run, p.case], p, view.record(p)) for p in severe[:500] if _has_samples(view, p)
     ][:STRIPS]
     sentences = [
-        f"Samples farther than 3 interquartile ranges out: in {len(severe):,} of"
+        f"Samples farther than 3 interquartile ranges of their launch out: in {len(severe):,} of"
         f" {format_count(len(view.points), 'case')}. They are counted and kept: no sample is"
         " left out"
         " because of its value."
     ]
     caption = "Time of each sample over its case's median, of the cases with most outliers. "
     caption += "Of long cases, only some of the ordinary samples are drawn."
+    caption += " Of several launches, the first is." * any(p.launches > 1 for _, p, _ in cases)
     drawn = figures.draw_samples("outliers", "Samples in the order measured", caption, cases)
     heads = ("collective", "case", "size", "outliers", "samples", "median", "max / median")
     table = make_table(
@@ -310,44 +308,46 @@ def make_outliers(view: View) -> Section | None:
     )
 
 
+_Pair = tuple[int, int]
+
+
 def make_pairs(view: View) -> Section | None:
-    """A matrix for each run, collective, mode and backend that was measured by pairs: what each
-    pair reaches at its largest size; None where none was."""
-    grouped: dict[tuple[int, str, str, str], dict[tuple[int, int], tuple[int, float]]] = (
-        defaultdict(dict)
-    )
-    for run, file in enumerate(view.files):
-        for record, row in zip(file.records, view.derived[run], strict=True):
-            pair, case = pair_of(record), record.case
-            if record.status not in MEASURED or (row and EXCLUDED.keys() & row.flags):
-                continue
-            if pair and row and row.busbw is not None:
-                peaks = grouped[run, case.collective, case.mode, case.backend]
-                peaks[pair] = max(peaks.get(pair, (-1, 0.0)), (case.size, row.busbw))
-                if (
-                    count_placed_ranks(case.groups) and not case.row.one_way
-                ):  # both directions at once
-                    peaks[pair[::-1]] = peaks[pair]
+    """A matrix for each run and kind of case that was measured by pairs: what each pair reaches at
+    its largest size; None where none was."""
+    grouped: dict[tuple[int, Case, str, str], dict[_Pair, Point]] = {}
+    for point in view.points:
+        pair = _find_pair(point.case)
+        if pair and point.busbw is not None:
+            alike = msgspec.structs.replace(point.case, nbytes=0, root=-1, groups="", group=0, of=1)
+            rule = re.split("[: ]", point.case.groups)[0]  # as many at once as can be, or alone
+            peaks = grouped.setdefault((point.run, alike, name_mode(point), rule), {})
+            if pair not in peaks or peaks[pair].size < point.size:
+                peaks[pair] = point
     if not grouped:
         return None
+    varying, _ = split_axes([case for _, case, *_ in grouped])
+    rules = {rule for *_, rule in grouped}
     drawn_pairs = list(grouped.items())[:MATRICES]
-    drawn = [_draw_pairs(view, index, *item) for index, item in enumerate(drawn_pairs)]
+    drawn = []
+    for index, ((run, case, mode, rule), peaks) in enumerate(drawn_pairs):
+        axes = word_axes(case)
+        more = [axes[name] for name in varying if name not in ("collective", "implementation")]
+        more += [rule] * (len(rules) > 1)
+        kind = ", ".join(filter(None, [case.collective, case.label, mode, *more]))
+        title = view.prefix_run(run, plain_line(f"busbw between pairs, {kind}"))
+        drawn.append(_draw_pairs(view, f"pairs-{index}", title, list(peaks.items())))
     sentences = left_out(len(drawn_pairs), len(grouped), "matrices")
     return Section(name="pairs", title="Pairs", sentences=sentences, figures=drawn)
 
 
-def _draw_pairs(
-    view: View,
-    index: int,
-    key: tuple[int, str, str, str],
-    rate_of_pair: dict[tuple[int, int], tuple[int, float]],
-) -> Figure:
+def _draw_pairs(view: View, name: str, title: str, peaks: Sequence[tuple[_Pair, Point]]) -> Figure:
     """A heat map of the rate between each pair of ranks."""
-    run, collective, mode, backend = key
+    case, run = peaks[0][1].case, peaks[0][1].run
+    rate_of_pair = {pair: point.busbw for pair, point in peaks}
+    if not case.row.one_way:  # both directions at once
+        rate_of_pair |= {pair[::-1]: rate for pair, rate in rate_of_pair.items()}
     ranks = sorted({rank for pair in rate_of_pair for rank in pair})
-    rates = [
-        [rate_of_pair[a, b][1] if (a, b) in rate_of_pair else None for b in ranks] for a in ranks
-    ]
+    rates = [[rate_of_pair.get((a, b)) for b in ranks] for a in ranks]
     hosts = {info.rank: info.host for world in view.worlds[run].values() for info in world.ranks}
     several = len(set(hosts.values())) > 1
     names = [
@@ -358,23 +358,17 @@ def _draw_pairs(
     matrix = figures.Matrix(
         x=names, y=names, z=rates, text=text, labels=("to", "from"), legend="GB/s", good=True
     )
-    caption = (
-        f"busbw of {format_count(len(rate_of_pair), 'pair')} of ranks, each at its largest size."
-    )
-    title = view.prefix_run(
-        run, f"busbw between pairs, {collective}, {plain_line(backend)}, {mode}"
-    )
-    about = {"collective": collective, "backend": plain_line(backend)}
-    return figures.draw_heatmap(f"pairs-{index}", title, caption, matrix, about)
+    caption = f"busbw of {format_count(len(peaks), 'pair')} of ranks, each at its largest size."
+    about = {"collective": case.collective, "backend": plain_line(case.backend)}
+    return figures.draw_heatmap(name, title, caption, matrix, about)
 
 
-def pair_of(record: Record) -> tuple[int, int] | None:
-    """The ranks between which a record was measured: its pair's, else as its note or its splits
-    say: ``pair I-J``."""
-    if record.case.n == 2 and count_placed_ranks(record.case.groups):
-        return record.case.pair
-    match = PAIR.search(record.note) or PAIR.search(record.case.splits)
-    return (int(match[1]), int(match[2])) if match else None
+def _find_pair(case: Case) -> _Pair | None:
+    """The ranks of a case of one pair among several; where both send, the lower one first."""
+    if case.n != 2 or not count_placed_ranks(case.groups):
+        return None
+    low, high = case.pair if case.row.one_way else sorted(case.pair)
+    return low, high
 
 
 def _share_lines(most: int, among: int) -> int:

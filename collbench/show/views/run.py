@@ -54,7 +54,7 @@ MEANINGS = {column.name: column.description for column in columns.COLUMNS} | {
     "gateable": "whether verdicts may rest on the row",
     "sensitive": "whether median and control differ by more than chance and 25 %",
     "in_stretches": "whether samples stay at one of the two times for long",
-    "carried": "bytes that links carried over those that busbw assumes, 1 unless known to be more",
+    "carried": "bytes that links carried over those of the algorithm's table, 1 unless known to be more",
     "over": "what the median stands for where another tool measured it",
 }
 
@@ -90,7 +90,7 @@ def make_summary(view: View) -> Section:
         if _is_cut_short(file)
     ]
     answers = summing.answer_table(view)
-    told_by_answers = answers is not None and answers.lines[-1].cells[0] == "data"
+    told_by_answers = bool(answers and answers.lines[-1].cells[0] == "data")
     sentences += [
         *machines.describe_unlike(view),
         *([] if told_by_answers else summing.describe_verified(view)),
@@ -99,7 +99,8 @@ def make_summary(view: View) -> Section:
     sentences += summing.describe_crowded(view)
     sentences += [f"{sentence}." for sentence in summing.busy_runs(view)]
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
-    floors, title = summing.list_floors(view), "Floor and peak of each collective"
+    floors = [line for line in summing.list_floors(view) if {line.cells[2], line.cells[5]} != {"-"}]
+    title = "Floor and peak of each collective"
     peaks = make_table("best-of", title, make_columns(heads, "llrrlrrl"), floors, common=2)
     candidates = (answers or peaks, summing.flag_table(view), _notes_table(view))
     tables = [table for table in candidates if table.lines]
@@ -263,16 +264,13 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     number = _describe_points(view)
     if counts["predicted"] and not counts["ok"]:
         return f"{number}; nothing was measured.", "notice"
-    imported = sorted({plain_line(file.run.imported) for file in view.files if file.run.imported})
-    if imported:
-        tools = ", ".join(imported)
-        return (
-            f"{number}; imported from {tools}; fields missing in the log stay empty.",
-            "notice",
-        )
+    own_files = [file for file in view.files if not file.run.imported]
+    imports = _describe_imports(view)
+    if not own_files:
+        return f"{number}{imports}.", "notice"
     with_data = [
         record
-        for file in view.files
+        for file in own_files
         for record in file.records
         if record.status == "ok" and record.case.size and record.case.is_leader
     ]
@@ -284,12 +282,23 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     if crowded:
         remark = f"{crowded:,} with more ranks than cores, which is not fit for claims"
-        return f"{number}, {data}; {remark}.", "notice"
+        return f"{number}, {data}; {remark}{imports}.", "notice"
     wide = sum(UNCONVERGED in point.flags for point in points)
     measured_points = sum(not point.predicted for point in points)
     remark = f"; {wide:,} of {measured_points:,} less precise than asked for" if wide else ""
-    good = verified and 2 * wide <= measured_points
-    return f"{number}, {data}{remark}.", "good" if good else "notice"
+    good = verified and 2 * wide <= measured_points and not imports
+    return f"{number}, {data}{remark}{imports}.", "good" if good else "notice"
+
+
+def _describe_imports(view: View) -> str:
+    """The clause on imported logs; empty without one."""
+    tools = sorted({plain_line(file.run.imported) for file in view.files if file.run.imported})
+    if not tools:
+        return ""
+    points = _select_counted(view)
+    count = sum(bool(view.files[point.run].run.imported) for point in points)
+    some = f"{count:,} of them " if count < len(points) else ""
+    return f"; {some}imported from {', '.join(tools)}; fields missing in the log stay empty"
 
 
 def _describe_points(view: View) -> str:

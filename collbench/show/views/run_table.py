@@ -302,7 +302,7 @@ def best_tables(run: Gathered) -> list[Table]:
     """The fastest at each size, where there is a choice; a table a mode."""
     if len({record.case.label for record, _ in run.arrived}) < 2:
         return []
-    return choice.make_tables(series.make_view([run.file]))
+    return choice.make_tables(series.make_view([run.digest]))
 
 
 def tone_notice(text: str) -> Words:

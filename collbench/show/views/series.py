@@ -13,8 +13,8 @@ import msgspec
 from collbench.core.collectives import reading_place
 from collbench.core.text import plain_line
 from collbench.records.derive import Derived
-from collbench.records.points import Point, over_launches
-from collbench.records.rows import NO_TIME, group_rows, select_fit
+from collbench.records.points import Point, make_points
+from collbench.records.rows import NO_TIME
 from collbench.records.rows import make_rows as records_table
 from collbench.records.types import Record, RunFile, World
 from collbench.show.document import Column, Line, Meta, Table, Weight
@@ -111,10 +111,8 @@ def make_view(files: Sequence[RunFile], conclusion: Conclusion | None = None) ->
         for run, cycle in cycles
         if cycle.unfit not in ("", NO_TIME)
     ]
-    cases = group_rows(rows, lambda row: (row.file, row.case, row.predicted))
-    points = [over_launches(launches) for launches in cases.values() if select_fit(launches)]
     labels = _label_runs(files)
-    series = _make_series(points, labels)
+    series = _make_series(make_points(rows), labels)
     points = [point for one_series in series for point in one_series.points]
     return View(files, labels, worlds, derived, points, series, others, conclusion)
 

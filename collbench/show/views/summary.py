@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from collbench.core.text import (
     format_bandwidth,
@@ -15,10 +15,11 @@ from collbench.core.text import (
     plain_line,
 )
 from collbench.records.flags import (
+    FEW,
+    KNOWN,
     OVERSUBSCRIBED,
     UNCONVERGED,
     flag_kind,
-    is_known,
     is_without_interval,
     list_doubts,
 )
@@ -28,7 +29,7 @@ from collbench.records.types import RELATIVE, VALIDATED
 from collbench.show import busy
 from collbench.show.document import Line, Table, Weight, make_columns
 from collbench.show.flags import GENERAL, explain_flag, fill_limits, why_unknown
-from collbench.show.views.series import Series, View, group_series, make_table, plus_minus
+from collbench.show.views.series import View, group_series, make_table, plus_minus
 from collbench.show.words import two_modes
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -43,30 +44,21 @@ def list_floors(view: View) -> list[Line]:
         if series[0].case.subject:
             continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
-        points = [(point, one_series) for one_series in series for point in one_series.points]
-        single = [
-            (point, series_name)
-            for point, series_name in points
-            if single_call(point.case, view.files[point.run].run.policy)
-        ]
-        smallest = min((point.size for point, _ in single), default=0)
-        floor = _describe_best(
-            [(point, series_name) for point, series_name in single if point.size == smallest],
-            lambda point: -point.median,
-            lambda point: format_duration(point.median),
-        )
-        peak = _describe_best(
-            [
-                (point, series_name)
-                for point, series_name in points
-                if point.busbw is not None and math.isfinite(point.busbw)
-            ],
-            lambda point: point.busbw or 0.0,
-            lambda point: format_bandwidth(point.busbw),
-            peak=True,
-        )
+        names = {id(point): one.name for one in series for point in one.points}
+        points = prefer_aligned([point for one in series for point in one.points])
+        single = [p for p in points if single_call(p.case, view.files[p.run].run.policy)]
+        smallest = min((point.size for point in single), default=0)
+        floor = _describe_extreme([p for p in single if p.size == smallest], names)
+        rated = [p for p in points if p.busbw is not None and math.isfinite(p.busbw)]
+        peak = _describe_extreme(rated, names, peak=True)
         lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
     return lines
+
+
+def prefer_aligned(points: Sequence[Point]) -> Sequence[Point]:
+    """The points whose ranks did not come apart on purpose, if there are any: times of the others
+    count from the last arrival, and are no call's."""
+    return [point for point in points if not point.case.arrival] or points
 
 
 def count_findings(view: View) -> int:
@@ -78,7 +70,7 @@ def count_findings(view: View) -> int:
 
 def answer_table(view: View) -> Table | None:
     """Fastest, peak and data as figures to be seen at once; None unless there is one collective in
-    one mode."""
+    one mode, and any of them is known."""
     floors = list_floors(view)
     if len(floors) != 1:
         return None
@@ -96,46 +88,52 @@ def answer_table(view: View) -> Table | None:
         wrong = sum(record.wrong or 0 for record in records)
         cells = ("data", f"{wrong:,} wrong", f"of {checked:,} elements that were verified")
         lines.append(Line(cells, weight="bad" if wrong else ""))
+    if not lines:
+        return None
     columns = make_columns(("", "measured", "at"), "lll")
     return Table(name="answers", columns=columns, lines=lines, tiled=True)
 
 
-def _describe_best(
-    points: Sequence[tuple[Point, Series]],
-    merit: Callable[[Point], float],
-    format_value: Callable[[Point], str],
-    *,
-    peak: bool = False,
+def _describe_extreme(
+    points: Sequence[Point], names: Mapping[int, str], *, peak: bool = False
 ) -> tuple[str, str, str]:
-    """A figure, its interval, and where, with the reasons to doubt it: of the best that is known,
-    without a doubt unless one with a doubt is surely better (or, of a ``peak``, the larger)."""
+    """A figure (see choose_extreme), its interval, and where, with the reasons to doubt it;
+    ``names`` are those of points' series, by id."""
     if not points:
         return "-", "", ""
-    known_points = [
-        (point, point_series)
-        for point, point_series in points
-        if point.predicted or is_known(point)
-    ]
-    if not known_points:
-        return "not known", "", why_unknown([point for point, _ in points])
-    good = [
-        (point, point_series) for point, point_series in known_points if not _list_doubts(point)
-    ]
-    surely = []
-    if good and not peak:
-        least = min(point.lo for point, _ in good)
-        surely = [(point, point_series) for point, point_series in known_points if point.hi < least]
-    elif good:
-        most = max(_rate_at(point, point.bounds[0]) for point, _ in good)
-        surely = [
-            (point, point_series)
-            for point, point_series in known_points
-            if _rate_at(point, point.bounds[1]) > most
-        ]
-    point, point_series = max(surely or good or known_points, key=lambda pair: merit(pair[0]))
-    doubted = f" ({', '.join(flags)})" if (flags := _list_doubts(point)) else ""
+    point = choose_extreme(points, peak=peak)
+    if point is None:
+        return "not known", "", why_unknown(points)
+    figure = format_bandwidth(point.busbw) if peak else format_duration(point.median)
     sure = "" if is_without_interval(point) else plus_minus(point)
-    return format_value(point), sure, f"{_describe_spot(point, point_series)}{doubted}"
+    spot = ", ".join([*[format_size(point.size)] * bool(point.size), names[id(point)]])
+    doubted = f" ({', '.join(flags)})" if (flags := list_point_doubts(point)) else ""
+    return figure, sure, f"{spot}{doubted}"
+
+
+def choose_extreme(points: Sequence[Point], *, peak: bool = False) -> Point | None:
+    """The point of the least time (of a ``peak``: of the highest busbw) that is known: one without
+    a doubt, unless one with a doubt is surely better. None where no point's time is known."""
+    known_points = [point for point in points if _is_known(point)]
+    good = [point for point in known_points if not list_point_doubts(point)]
+    if peak:
+        most = max((_rate_at(point, point.bounds[0]) for point in good), default=math.inf)
+        surely = [point for point in known_points if _rate_at(point, point.bounds[1]) > most]
+    else:
+        least = min((point.bounds[0] for point in good), default=-math.inf)
+        surely = [point for point in known_points if point.bounds[1] < least]
+    return max(
+        surely or good or known_points,
+        key=lambda point: (point.busbw or 0.0) if peak else -point.median,
+        default=None,
+    )
+
+
+def _is_known(point: Point) -> bool:
+    """As flags.is_known has it, by what the launches that count come to."""
+    if point.predicted or is_without_interval(point):
+        return True
+    return FEW not in point.ungated and point.half_width <= KNOWN
 
 
 def _rate_at(point: Point, time: float) -> float:
@@ -143,7 +141,7 @@ def _rate_at(point: Point, time: float) -> float:
     return (point.busbw or 0.0) * point.median / time if time > 0 else math.inf
 
 
-def _list_doubts(point: Point) -> list[str]:
+def list_point_doubts(point: Point) -> list[str]:
     """The doubts of a point; none where launches enough bound its time."""
     return [] if point.launches >= FEWEST_LAUNCHES else list_doubts(point)
 
@@ -152,10 +150,6 @@ def single_call(case: Case, policy: Policy) -> bool:
     """Whether a case's time is that of one call on its own; calls issued together have no
     latency."""
     return case.mode in ("isolated", "host") and policy.agg_iters == 1
-
-
-def _describe_spot(point: Point, series: Series) -> str:
-    return f"{format_size(point.size)}, {series.name}" if point.size else series.name
 
 
 def flag_table(view: View) -> Table:
@@ -199,7 +193,7 @@ def busy_runs(view: View) -> list[str]:
 
 def describe_modes(view: View) -> list[str]:
     """A sentence where cases of a report were measured in two modes."""
-    return two_modes((p.case, p.first, view.record(p).inner) for p in view.points)
+    return two_modes((p.case, p.pooled, view.record(p).inner) for p in view.points)
 
 
 def describe_crowded(view: View) -> list[str]:
@@ -288,7 +282,7 @@ def describe_averages(view: View) -> list[str]:
 
 
 def describe_traffic(view: View) -> list[str]:
-    """A sentence for each implementation that sends more bytes than busbw assumes, with the
+    """A sentence for each implementation that sends more bytes than its table has, with the
     reason."""
     moves_of = {
         (p.run, p.case.collective, p.case.label, p.case.n): plain_line(p.first.moves)

@@ -650,7 +650,7 @@ def test_a_floor_is_given_with_its_interval_however_wide(half: float, flags) -> 
 @pytest.mark.parametrize(
     "row",
     [
-        {"flags": ("n<6",)},
+        {"flags": ("n<6",), "samples": 5},
         {"flags": ("invalid!",)},
         {"lo": 40.0},
         {"lo": -math.inf, "hi": math.inf},
@@ -792,9 +792,10 @@ def test_a_peak_is_of_a_row_without_doubt_unless_one_with_a_doubt_is_surely_high
     assert "peak busbw 0.15 GB/s ±1.5% at 2 KiB (out of place)" in told_peak(
         [slow, near, measured(a_case(), 20_000)]
     )
-    few = measured(a_case(), 1, row={"flags": ("n<6",)})
+    too_few = {"flags": ("n<6",), "samples": 5}
+    few = measured(a_case(), 1, row=too_few)
     assert "peak busbw 0.15 GB/s" in told_peak([slow, few])
-    unknown = measured(a_case(nbytes=2048), 1, row={"flags": ("n<6",)})
+    unknown = measured(a_case(nbytes=2048), 1, row=too_few)
     assert "peak busbw not known" in told_peak([few, unknown])
 
 
