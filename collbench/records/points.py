@@ -12,6 +12,7 @@ import msgspec
 
 from collbench.records import rows as rows_
 from collbench.records.derive import Derived, told_over
+from collbench.records.flags import FEW, KNOWN, is_without_interval
 from collbench.records.stats import half_width
 from collbench.suite.case import Case
 
@@ -106,6 +107,14 @@ def over_launches(rows: Sequence[rows_.Row]) -> Point:
         predicted=home.predicted,
         over=told_over(home.record),
     )
+
+
+def is_known(point: Point) -> bool:
+    """Whether a time can be given as an answer: of samples enough, at least as sure as KNOWN. What
+    is predicted, or is of another tool's average, has no interval."""
+    if point.predicted or is_without_interval(point):
+        return True
+    return FEW not in point.ungated and point.half_width <= KNOWN
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):

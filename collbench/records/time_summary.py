@@ -72,6 +72,10 @@ def pool_summaries(summaries: Sequence[TimeSummary], times: stats.Floats | None)
             hi=max(summary.hi for summary in summaries),
             min=min(summary.min for summary in summaries),
             max=max(summary.max for summary in summaries),
+            mean=float(np.mean([summary.mean for summary in summaries])),
+            mad=math.nan,
+            p95=None,
+            p99=None,
             severe_outliers=outliers,
             modes=modes,
         )

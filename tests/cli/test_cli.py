@@ -485,6 +485,14 @@ def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, home: 
     assert done.returncode == Exit.OK and tags() == [("@last", "after")]
 
 
+def test_the_newest_alone_are_deleted_where_last_says_how_many(bare) -> None:
+    for tag in ("first", "second", "third"):
+        bare("barrier", *MODEL, "--tag", tag)
+    assert bare("runs", "barrier", "--last", "2", "--delete", "--yes").returncode == Exit.OK
+    (row,) = json.loads(bare("runs", "--format", "json").stdout)["runs"]
+    assert row["tag"] == "first"
+
+
 def test_a_run_that_is_being_measured_is_not_deleted(bare, home: Path) -> None:
     bare("all_reduce", "--sizes", "1K", "-g", "2", "--backend", "model", "--tag", "going")
     (path,) = (home / "runs").iterdir()

@@ -3,9 +3,9 @@ three numbers that say how good a time is. Times in nanoseconds,
 constants in ns a message and ns a byte.
 
 The three numbers, of which none says it all: link efficiency is busbw, times ``carried``
-(traffic.py), over that of sendrecv at the same size; bound efficiency is the time that no algorithm on
-point-to-point links beats, ``max(L alpha, B n beta, G n gamma)``, over the time measured; the model
-ratio is the time measured over what the algorithm's exact schedule takes on such links.
+(traffic.py), over that of sendrecv at the same size; bound efficiency is the time that no algorithm
+on point-to-point links beats, ``max(L alpha, B n beta, G n gamma)``, over the time measured; the
+model ratio is the time measured over what the algorithm's exact schedule takes on such links.
 """
 
 from __future__ import annotations

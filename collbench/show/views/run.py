@@ -54,7 +54,7 @@ MEANINGS = {column.name: column.description for column in columns.COLUMNS} | {
     "gateable": "whether verdicts may rest on the row",
     "sensitive": "whether median and control differ by more than chance and 25 %",
     "in_stretches": "whether samples stay at one of the two times for long",
-    "carried": "bytes that links carried over those of the algorithm's table, 1 unless known to be more",
+    "carried": "bytes that links carried over those of the algorithm's table, 1 if unknown",
     "over": "what the median stands for where another tool measured it",
 }
 

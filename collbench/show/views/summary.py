@@ -15,15 +15,13 @@ from collbench.core.text import (
     plain_line,
 )
 from collbench.records.flags import (
-    FEW,
-    KNOWN,
     OVERSUBSCRIBED,
     UNCONVERGED,
     flag_kind,
     is_without_interval,
     list_doubts,
 )
-from collbench.records.points import Point
+from collbench.records.points import Point, is_known
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.records.types import RELATIVE, VALIDATED
 from collbench.show import busy
@@ -114,7 +112,7 @@ def _describe_extreme(
 def choose_extreme(points: Sequence[Point], *, peak: bool = False) -> Point | None:
     """The point of the least time (of a ``peak``: of the highest busbw) that is known: one without
     a doubt, unless one with a doubt is surely better. None where no point's time is known."""
-    known_points = [point for point in points if _is_known(point)]
+    known_points = [point for point in points if is_known(point)]
     good = [point for point in known_points if not list_point_doubts(point)]
     if peak:
         most = max((_rate_at(point, point.bounds[0]) for point in good), default=math.inf)
@@ -127,13 +125,6 @@ def choose_extreme(points: Sequence[Point], *, peak: bool = False) -> Point | No
         key=lambda point: (point.busbw or 0.0) if peak else -point.median,
         default=None,
     )
-
-
-def _is_known(point: Point) -> bool:
-    """As flags.is_known has it, by what the launches that count come to."""
-    if point.predicted or is_without_interval(point):
-        return True
-    return FEW not in point.ungated and point.half_width <= KNOWN
 
 
 def _rate_at(point: Point, time: float) -> float:

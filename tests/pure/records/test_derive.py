@@ -382,25 +382,6 @@ def test_how_late_a_rank_came_is_a_share_of_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "half", "known"),
-    [
-        ((), 0.4, True),
-        (("bimodal", "unsteady"), 0.4, True),
-        ((), 0.6, False),
-        ((), math.inf, False),
-        (("n<6",), 0.01, False),
-        (("invalid!",), 0.01, False),
-        (("predicted",), math.inf, True),
-        (("imported",), math.inf, True),
-    ],
-)
-def test_a_time_is_known_within_half_of_it(
-    names: tuple[str, ...], half: float, known: bool
-) -> None:
-    assert flags.is_known(flagged(*names, half=half)) is known
-
-
-@pytest.mark.parametrize(
     ("names", "half", "without"),
     [
         ((), 0.01, False),

@@ -12,9 +12,10 @@ import pytest
 from factories import case, make_file, record, world, write
 
 from collbench.core.errors import CannotRun, UsageError
+from collbench.core.paths import VARIABLE
 from collbench.records import rows, run_file
 from collbench.records.medians import MedianReader, TimedRecord
-from collbench.records.types import End, Record
+from collbench.records.types import Choice, End, Record, Sent
 
 RUNS = sorted((Path(__file__).parents[3] / "reports" / "runs").glob("*/*.jsonl"))
 SIDES = ("base", "head")
@@ -80,6 +81,17 @@ def test_fitness_is_that_of_rows(fields: dict[str, Any], mode: str, tmp_path: Pa
         for cycle, own in enumerate(({}, fields, fields))
     ]
     assert_same(write(make_file(records), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["loopback-nic", "nic-only", "shm-off", "nvlink-only"])
+@pytest.mark.parametrize("sent", [[], [Sent(calls=1, ns=1, idle_ns=1, bytes={"tcp": 9 << 20})]])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_fitness_of_a_path_is_that_of_rows(
+    name: str, sent: list[Sent], backend: str, tmp_path: Path
+) -> None:
+    what = case(1 << 20, backend=backend, env=((VARIABLE, name),))
+    choice = Choice(transport="NET/Socket") if backend == "nccl" else None
+    assert_same(write(make_file([record(what, sent=sent, chose=choice)]), tmp_path))
 
 
 @pytest.mark.parametrize("name", ["oversubscribed", "virtual", "shared_gpu", "fake", "interpreted"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
-from factories import case, night
+from factories import case, make_file, night, record
 
 from collbench.records.flags import SEVERE, list_doubts, list_remarks
-from collbench.records.points import over_launches
+from collbench.records.points import is_known, make_points, over_launches
 from collbench.records.rows import make_rows
 from collbench.records.types import Record, RunFile
 from collbench.show.views import series, summary
@@ -44,3 +46,23 @@ def test_a_rank_late_in_other_launches_than_the_first_is_a_doubt(
 def test_a_report_names_a_rank_late_in_other_launches_than_the_first() -> None:
     view = series.make_view([late_after_first(0.4)])
     assert summary.describe_late(view) == ["rank 2 came late in 1 case."]
+
+
+@pytest.mark.parametrize(
+    ("names", "half", "known"),
+    [
+        ((), 0.4, True),
+        (("bimodal", "unsteady"), 0.4, True),
+        ((), 0.6, False),
+        ((), math.inf, False),
+        (("n<6",), 0.01, False),
+        (("predicted",), math.inf, True),
+        (("imported",), math.inf, True),
+    ],
+)
+def test_a_time_is_known_within_half_of_it(
+    names: tuple[str, ...], half: float, known: bool
+) -> None:
+    (point,) = make_points(make_rows([make_file([record(case())])]))
+    changed = {"lo": point.median * (1 - half), "hi": point.median, "flags": names}
+    assert is_known(msgspec.structs.replace(point, **changed, ungated=names)) is known

@@ -140,7 +140,9 @@ def test_a_report_shows_no_time_of_a_fake_gpu() -> None:
 @pytest.mark.parametrize(("on", "drawn"), [(FAKE, False), (REAL, True)])
 def test_a_report_draws_no_pairs_of_a_fake_gpu(on: Any, drawn: bool) -> None:
     both = [
-        record(case(1 << 20, "sendrecv", backend="nccl", cycle=at), world=0, note=f"pair 0-{at}")
+        record(
+            case(1 << 20, "sendrecv", backend="nccl", n=2, groups=f"pairs {at}/4", of=2), world=0
+        )
         for at in (1, 2)
     ]
     assert ("pairs" in [one.name for one in pages(make_file(both, [on])).sections]) is drawn

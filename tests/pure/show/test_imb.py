@@ -134,6 +134,14 @@ def test_placements_have_tables_of_their_own() -> None:
     assert "out of place" in text and "in place" in text
 
 
+def test_arrivals_have_tables_of_their_own() -> None:
+    text = write(
+        [timed("all_reduce", 4096, 1.0, arrival=how) for how in ("", "one-late:50us", "sorted:1ms")]
+    )
+    assert text.count("# Benchmarking Allreduce") == 3
+    assert "arrival one-late:50us" in text and "arrival sorted:1ms" in text
+
+
 def test_planted_faults_are_said_first_and_last() -> None:
     out = io.StringIO()
     text = imb.Text(out)

@@ -499,6 +499,7 @@ def test_every_implementation_gets_a_table_of_its_own_with_its_own_average() -> 
         {"n": 4},
         {"mode": "isolated"},
         {"env": env},
+        {"mode": "isolated", "arrival": "one-late:50us"},
         {"dtype": "half"},
         {"root": 2},
     ]
@@ -507,9 +508,10 @@ def test_every_implementation_gets_a_table_of_its_own_with_its_own_average() -> 
     assert (
         len(comments(text, "# Collective test starting"))
         == len(comments(text, "# Collective test concluded"))
-        == 6
+        == 7
     )
     said = comments(text, "# implementation")
+    assert said[5].endswith("mode isolated, arrival one-late:50us")
     assert said[1] == "# implementation: ring@nccl, ranks 8, mode streaming"
     assert (
         said[4]
@@ -518,7 +520,8 @@ def test_every_implementation_gets_a_table_of_its_own_with_its_own_average() -> 
     )
     averages = [float(line.split(":")[1]) for line in comments(text, "# Avg")]
     assert averages == pytest.approx(
-        [1.75, 1.75 / 2, 1.5 / 3, 1.75 / 4, 1.75 / 5, (1.75 / 6 + 1.75 / 7) / 2], rel=1e-4
+        [1.75, 1.75 / 2, 1.5 / 3, 1.75 / 4, 1.75 / 5, 1.75 / 6, (1.75 / 7 + 1.75 / 8) / 2],
+        rel=1e-4,
     )
 
 

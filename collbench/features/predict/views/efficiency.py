@@ -100,6 +100,7 @@ def make_efficiency(view: View) -> Section | None:
         if row_series.case.collective != PROBE
         and row_series.case.n > 1
         and not row_series.case.subject
+        and not row_series.case.arrival  # whose times leave out what was done before the last came
     ]
     if not series:
         return None
