@@ -279,14 +279,16 @@ def make_outliers(view: View) -> Section | None:
         (home[p.run, p.case], p, view.record(p)) for p in severe[:500] if _has_samples(view, p)
     ][:STRIPS]
     sentences = [
-        f"Samples farther than 3 interquartile ranges of their launch out: in {len(severe):,} of"
+        f"Samples farther than 3 interquartile ranges out: in {len(severe):,} of"
         f" {format_count(len(view.points), 'case')}. They are counted and kept: no sample is"
         " left out"
         " because of its value."
     ]
     caption = "Time of each sample over its case's median, of the cases with most outliers. "
     caption += "Of long cases, only some of the ordinary samples are drawn."
-    caption += " Of several launches, the first is." * any(p.launches > 1 for _, p, _ in cases)
+    caption += " Of several launches, the first is drawn." * any(
+        p.launches > 1 for _, p, _ in cases
+    )
     drawn = figures.draw_samples("outliers", "Samples in the order measured", caption, cases)
     heads = ("collective", "case", "size", "outliers", "samples", "median", "max / median")
     table = make_table(

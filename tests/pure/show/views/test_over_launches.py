@@ -135,7 +135,7 @@ def test_outliers_and_tails_are_of_all_launches() -> None:
     assert found is not None
     ((*_, outliers, samples, _, ratio),) = (line.cells for line in found.tables[0].lines)
     assert (outliers, samples, ratio) == ("1", "80", "9.0")
-    assert found.figures[0].caption.endswith("Of several launches, the first is.")
+    assert found.figures[0].caption.endswith("Of several launches, the first is drawn.")
     assert any("max 9.00 ms" in line for line in figures.hover_lines(view.points[0]))
 
 
