@@ -31,7 +31,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     ``phase`` are those of ``step.Op``; ``root`` and ``peer`` are places in the group. ``number``
     counts the calls of a group as the library did, or collbench's own recording from its begin on.
     The program ``issued`` a call; its data began to move and was there, or computation began and
-    ended, at ``begins`` and ``ends``. A ``wait`` names the calls before it that it waited
+    ended, at ``begins`` and ``ends``; ``length`` is how long that took where the trace does not
+    tell when it was. A ``wait`` names the calls before it that it waited
     ``after``, by their places in the rank's list; a call that
     ``waits`` held up the program until it ended. ``state`` is what a recorder of a hung job says.
     ``ends`` of a message that was ``seen_late`` is when it was waited for, which may be long after.
@@ -51,6 +52,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     issued_ns: Known = -1
     begins_ns: Known = -1
     ends_ns: Known = -1
+    length_ns: Known = -1
     after: tuple[Whole, ...] = ()
     waits: bool = False
     state: State = ""
@@ -63,8 +65,12 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     def took_ns(self) -> int:
         """The time in ns in which the call's data moved or its computation took; -1 where the trace
         does not tell."""
-        is_timed = self.begins_ns >= 0 and self.ends_ns >= self.begins_ns
-        return self.ends_ns - self.begins_ns if is_timed else -1
+        return self.ends_ns - self.begins_ns if self.is_placed else self.length_ns
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the trace tells when that time was."""
+        return 0 <= self.begins_ns <= self.ends_ns
 
 
 class Lost(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -114,7 +114,7 @@ class _Ranks:
 
 def has_ended(call: Call) -> bool:
     """Whether a call is known to have ended."""
-    return call.state == "completed" or call.ends_ns >= 0
+    return call.state == "completed" or max(call.ends_ns, call.length_ns) >= 0
 
 
 def _tells_ends(rank: RankTrace) -> bool:

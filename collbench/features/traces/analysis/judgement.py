@@ -18,7 +18,7 @@ from collbench.features.traces.analysis.operations import (
 )
 from collbench.features.traces.analysis.times import Clock, Exposed, Late, Part, Share, Traffic
 from collbench.features.traces.formats import own
-from collbench.features.traces.types import Lost, Trace
+from collbench.features.traces.types import OVERFLOWED, Lost, Trace
 from collbench.features.training.step_files import format_ranks
 
 
@@ -74,8 +74,10 @@ class Judged(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Calls that could not be read."""
-        return sum(loss.calls for rank in self.trace.ranks for loss in rank.lost)
+        """Calls that could not be read. Those that a full buffer overwrote are not among them: no
+        file of a long job has all."""
+        losses = (loss for rank in self.trace.ranks for loss in rank.lost)
+        return sum(loss.calls for loss in losses if loss.why != OVERFLOWED)
 
     @property
     def is_mostly_lost(self) -> bool:
@@ -185,6 +187,12 @@ def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
     elif untimed:
         yield Lack(
             f"no times of {untimed:,} of {format_count(len(every), 'operation')}", "left out"
+        )
+    timed = (call for meeting in every if meeting.time for call in meeting.calls.values())
+    if not all(call.is_placed for call in timed):
+        yield Lack(
+            "when operations began and ended is not known, only how long they took",
+            "no timeline and no time under way; sums count each, also those that overlap",
         )
     if verdict.matches.by_order:
         yield Lack(

@@ -42,7 +42,7 @@ class Meeting(NamedTuple):
     is the library's count of the group's operations, else their place in its order. ``order``
     orders meetings as the lowest of their ranks does. ``call`` is as most ranks have it, ``odd``
     are the calls that do not fit it; all of them where no call is called by more ranks than
-    another. ``time`` is None unless the trace tells when each of its calls began and ended.
+    another. ``time`` is None unless the trace tells how long each of its calls took.
     ``is_matched``: no call that a rank lost can make these calls of different operations."""
 
     group: Group

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,7 +44,8 @@ class Part(NamedTuple):
     least; ``total`` of all ranks that are in the trace. ``transfer`` and ``wait`` are of all
     ``timed`` of them, and count once where these are under way together; ``busbw`` is GB/s while
     they transfer, None where that is not known. ``bound``: of some messages it is known only when
-    they had ended, so that transfer is at most and busbw at least so much, and ``wait`` None."""
+    they had ended, or not whether they were under way together, so that transfer is at most and
+    busbw at least so much, and ``wait`` None."""
 
     phase: str
     group: str
@@ -109,19 +110,29 @@ def _sum_times(meetings: Iterable[Meeting]) -> Sums:
 def _time_spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
     """How long operations transfer, as the rank on which they take least sees it, and wait before
     that, as the one on which they take most does; once where several of a group do, on a clock that
-    is ``shared``, or on that of one rank."""
+    is ``shared``, or on that of one rank. Where the trace does not tell when they were, only those
+    of one number, which are one coalesced call, count once."""
     transfers: dict[tuple[Group, int], list[Interval]] = defaultdict(list)
     waits: dict[tuple[Group, int], list[Interval]] = defaultdict(list)
+    lengths: dict[Hashable, tuple[int, int]] = {}
     for meeting in timed:
         took = {rank: call.took_ns for rank, call in meeting.calls.items()}
         least, most = min(took, key=took.__getitem__), max(took, key=took.__getitem__)
+        if not all(call.is_placed for call in meeting.calls.values()):
+            call = meeting.calls[least]
+            number = (
+                meeting.order if call.number < 0 else (call.kind in POINT_TO_POINT, call.number)
+            )
+            lengths[meeting.group, least, number] = took[least], took[most] - took[least]
+            continue
         ends, begins = meeting.calls[least].ends_ns, meeting.calls[most].begins_ns
         transfers[meeting.group, -1 if shared else least].append((ends - took[least], ends))
         wait = begins, begins + took[most] - took[least]
         waits[meeting.group, -1 if shared else most].append(wait)
     transfer, wait_ns = (
         sum(spans_length(union_spans(e)) for e in intervals.values())
-        for intervals in (transfers, waits)
+        + sum(both[index] for both in lengths.values())
+        for index, intervals in enumerate((transfers, waits))
     )
     return transfer, wait_ns
 
@@ -130,7 +141,11 @@ def make_part(operations: Operations, shared: bool) -> Part:
     """``shared``: whether ranks have one clock."""
     most = max(operations.sums.values())
     timed = [meeting for meeting in operations.meetings if meeting.time]
-    bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
+    bound = any(
+        call.seen_late or (call.kind in POINT_TO_POINT and not call.is_placed)
+        for meeting in timed
+        for call in meeting.calls.values()
+    )
     transfer, wait = _time_spent(timed, shared)
     moved = sum(_carried_bytes(meeting) for meeting in timed)
     return Part(
@@ -252,7 +267,7 @@ def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
         by_phase: dict[tuple[str, str], list[Interval]] = defaultdict(list)
         groups = groups_of(rank)
         for _, call in list_communicating(rank):
-            if call.took_ns >= 0:
+            if call.is_placed:
                 by_phase[call.phase, groups[call.group].label].append(
                     (call.begins_ns, call.ends_ns)
                 )
@@ -339,8 +354,12 @@ def _find_late(
     calls = [[meeting.calls[rank] for meeting in meetings] for rank in ranks]
     took = np.array([[call.took_ns for call in rank_call] for rank_call in calls], dtype=float)
     begins = np.array([[call.begins_ns for call in rank_call] for rank_call in calls])
-    starts = (begins - begins.min(axis=0)).astype(float) if shared else ()
-    came = np.asarray(starts) if shared else took.max(axis=0) - took
+    is_placed = bool((begins >= 0).all())
+    starts = (begins - begins.min(axis=0)).astype(float) if shared and is_placed else ()
+    if not is_placed:  # one after the other, but for those of one number: a coalesced call
+        numbers = np.unique([meeting.number for meeting in meetings], return_inverse=True)[1]
+        begins = np.broadcast_to(numbers * took.max(), took.shape)
+    came = np.asarray(starts) if len(starts) else took.max(axis=0) - took
     ordered = np.sort(came, axis=0)
     before = np.argsort(came, axis=0, kind="stable")[-2]
     ahead = ordered[-1] - ordered[-2]
@@ -389,21 +408,22 @@ class Exposed(NamedTuple):
 
 
 def measure_exposed(trace: Trace) -> list[Exposed]:
-    """The exposed time of each rank whose calls have times."""
+    """The exposed time of each rank of whose calls it is known when they were under way."""
     return [exposed for rank in trace.ranks if (exposed := _measure_rank(rank))]
 
 
 def _measure_rank(rank: RankTrace) -> Exposed | None:
-    """The exposed time of a rank: communication in which it does not compute. None where no call
-    has times."""
+    """The exposed time of a rank: communication in which it does not compute. None where the trace
+    tells of no call when it was under way."""
     calls = [
-        (call.begins_ns, call.ends_ns) for _, call in list_communicating(rank) if call.took_ns >= 0
+        (call.begins_ns, call.ends_ns) for _, call in list_communicating(rank) if call.is_placed
     ]
     talks = union_spans([*calls, *rank.unnamed])
     if not talks:
         return None
     computing = (call for call in rank.calls if call.kind == "compute" and call.took_ns > 0)
-    computes = union_spans([*rank.busy, *((call.begins_ns, call.ends_ns) for call in computing)])
+    placed = ((call.begins_ns, call.ends_ns) for call in computing if call.is_placed)
+    computes = union_spans([*rank.busy, *placed])
     still = union_spans(_list_waits(rank))
     windows = union_spans(rank.steps) or [
         (min(talks + computes)[0], max(s[1] for s in talks + computes))

@@ -3,8 +3,8 @@ pickle or as JSON, a file a rank.
 
 It has sizes, groups and how far each call came; not roots, reductions, nor, before version 2.11,
 the blocks of an uneven exchange. It keeps a number of calls (TORCH_FR_BUFFER_SIZE) and loses those
-before. Only events that are timed (TORCH_NCCL_ENABLE_TIMING) tell how long a call took; when it
-began is then known to as much as the watchdog looks. Format:
+before. Only events that are timed (TORCH_NCCL_ENABLE_TIMING) tell how long a call took, and not
+when: a watchdog discovers ends up to 100 ms later, of many calls at once. Format:
 torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10.
 """
 
@@ -22,7 +22,7 @@ from collbench.features.traces.formats import pickle_values as pickled
 from collbench.features.traces.formats.bounded import HINT, Json, Stream
 from collbench.features.traces.formats.call_names import UNREADABLE, Calls, Said, parse_listed
 from collbench.features.traces.types import OVERFLOWED, Call, Known, RankTrace
-from collbench.features.training.step import WORLD
+from collbench.features.training.step import POINT_TO_POINT, WORLD
 
 Stamp = Annotated[int, Meta(ge=0, lt=1 << 62)] | None
 Sizes = Annotated[
@@ -52,8 +52,7 @@ class Entry(msgspec.Struct):
     output_dtypes: Words = []
     state: str = ""
     time_created_ns: Stamp = None
-    duration_ms: Annotated[float, Meta(ge=0, lt=1e15)] | None = None
-    time_discovered_completed_ns: Stamp = None
+    duration_ms: Annotated[float, Meta(ge=0, lt=1e12)] | None = None
     input_split_sizes: Splits = []
     output_split_sizes: Splits = []
     pg_id: Known = -1
@@ -234,7 +233,7 @@ def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
         "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
     } | _entry_times(entry)
     if name.startswith("coalesced"):
-        return _spread_members(calls.entries, group, fields)
+        return _spread_members(calls.entries, group, fields, entry)
     peers = PEERS.fullmatch(name)
     dtypes = {*entry.input_dtypes, *entry.output_dtypes}
     is_message = entry.is_p2p or peers is not None
@@ -269,23 +268,21 @@ def _multiply_shape(shape: list[int]) -> int:
 
 
 def _entry_times(entry: Entry) -> dict[str, int]:
-    """When it was issued, and its beginning and end where its length is known."""
-    created, done = entry.time_created_ns, entry.time_discovered_completed_ns
+    """When it was issued and how long it took, as far as the entry tells."""
+    created, took_ms = entry.time_created_ns, entry.duration_ms
     times = {} if created is None else {"issued_ns": created}
-    if entry.duration_ms is not None and done is not None:
-        took = round(entry.duration_ms * 1e6)
-        begins = max(done - took, created or 0)
-        times |= {"begins_ns": begins, "ends_ns": begins + took}
-    return times
+    return times | ({} if took_ms is None else {"length_ns": round(took_ms * 1e6)})
 
 
-def _spread_members(calls: list[Call], group: str, fields: dict[str, Any]) -> None:
+def _spread_members(calls: list[Call], group: str, fields: dict[str, Any], entry: Entry) -> None:
     """Gives the members of a coalesced call, which are the last of the group's with its number, its
-    state and times."""
+    state and length. Messages have numbers of their own, but in old dumps."""
     shared_fields = {k: v for k, v in fields.items() if k not in ("number", "issued_ns") and v}
     for index in range(len(calls) - 1, -1, -1):
         call = calls[index]
-        if call.group == group and (call.number != fields["number"] or call.took_ns >= 0):
+        if call.group != group:
+            continue
+        is_other = entry.p2p_seq_id >= 0 and entry.is_p2p != (call.kind in POINT_TO_POINT)
+        if is_other or call.number != fields["number"] or call.took_ns >= 0:
             return
-        if call.group == group:
-            calls[index] = msgspec.structs.replace(call, **shared_fields)
+        calls[index] = msgspec.structs.replace(call, **shared_fields)

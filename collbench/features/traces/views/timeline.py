@@ -57,13 +57,13 @@ def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
     """The intervals that are drawn for a rank, by kind."""
     number, groups = rank.rank, groups_of(rank)
     for _, call in list_communicating(rank):
-        if call.took_ns >= 0:
+        if call.is_placed:
             group = groups[call.group]
             when = call.begins_ns, call.ends_ns
             hover = hung.describe_call(call, group), call.source
             yield "communication", Bar(number, group.label, *when, call.kind, hover)
     for call in rank.calls:
-        if call.kind in LOCAL and call.took_ns > 0:
+        if call.kind in LOCAL and call.is_placed and call.took_ns:
             kind = "computation" if call.kind == "compute" else "waiting"
             hover = call.kind, call.source
             yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, hover)

@@ -18,7 +18,7 @@ from collbench.features.traces.analysis.operations import UNNAMED, Group, Meetin
 from collbench.features.traces.analysis.times import Part, last_to_come
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.recognise import FORMS
-from collbench.features.traces.types import FAKE_GPU, Call
+from collbench.features.traces.types import FAKE_GPU, OVERFLOWED, Call
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views.timeline import draw_calls
 from collbench.features.training.step_files import format_ranks
@@ -65,7 +65,7 @@ def make_document(verdict: Judged) -> Document:
     for table in chain(*tables.values()):
         brief += ["", tone_text(table.title, strong=True), _shorten_table(table)]
         brief += [tone_text(table.note, "quiet")] if table.note else []
-    if any(part.timed for part in verdict.parts) and not (verdict.hang or verdict.disagreements):
+    if verdict.exposed and not (verdict.hang or verdict.disagreements):
         brief += ["", MORE]
     return Document(
         title=_make_title(verdict),
@@ -141,9 +141,9 @@ def _describe_disagreement(verdict: Judged) -> Headline:
 
 def _explain_nothing(verdict: Judged) -> str:
     """The reason why no operation of the trace is known."""
-    lost = [loss for rank in verdict.trace.ranks for loss in rank.lost if loss.calls]
-    if lost:
-        most = max(lost, key=lambda loss: loss.calls)
+    losses = (loss for rank in verdict.trace.ranks for loss in rank.lost)
+    if verdict.lost:
+        most = max((e for e in losses if e.why != OVERFLOWED), key=lambda loss: loss.calls)
         return (
             "no verdict: nothing is known of what ranks did together, as"
             f" {format_count(verdict.lost, 'call')} cannot be read: {most.why}"
@@ -317,7 +317,7 @@ def _parts_table(verdict: Judged) -> Table:
         " (no waiting); waits: how much longer it takes on the slowest; both are sums, in which"
         " operations that overlap count once; busbw: of transfers alone"
         + "; sent of operations with a root: the mean over members" * rooted
-        + "; ≤ and ≥: messages whose end was seen only when they were waited for" * loose,
+        + "; ≤ and ≥: messages, of which some may have ended earlier or overlapped" * loose,
     )
 
 

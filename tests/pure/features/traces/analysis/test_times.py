@@ -54,6 +54,43 @@ def test_bytes_and_busbw_of_a_kind_are_those_of_its_transfers() -> None:
     assert part.busbw == pytest.approx(3200 / 30)
 
 
+def lengths(*took: int, **fields: Any) -> list[Call]:
+    """Calls of which the trace tells how long they took and not when."""
+    return [
+        replace(call(nbytes=1200, number=number, **fields), length_ns=ns)
+        for number, ns in enumerate(took)
+    ]
+
+
+def test_operations_of_which_only_lengths_are_known_add_up() -> None:
+    matches = join_calls(trace(lengths(10, 10), lengths(14, 30), host=""))
+    (part,) = parts(matches, False)
+    assert (part.transfer, part.wait, part.bound) == (20, 24, False)
+    assert part.busbw == pytest.approx(120)
+
+
+def test_lengths_of_messages_that_may_have_overlapped_are_a_bound() -> None:
+    halves = lengths(10, 10, kind="send", peer=1), lengths(14, 30, kind="recv", peer=0)
+    (part,) = parts(join_calls(trace(*halves, host="")), False)
+    assert (part.transfer, part.wait, part.bound) == (20, None, True)
+
+
+def test_members_of_a_coalesced_call_count_its_length_once() -> None:
+    members = [replace(each, number=4) for each in lengths(10, 10)]
+    (part,) = parts(join_calls(trace(members, members, host="")), False)
+    assert (part.transfer, part.timed) == (10, 2)
+
+
+def test_what_a_late_rank_costs_adds_up_where_only_lengths_are_known() -> None:
+    made = trace(lengths(5, 5, 5), lengths(50, 60, 70), host="")
+    assert times.find_late(made, join_calls(made), False)[0].cost == 165
+
+
+def test_lengths_alone_do_not_tell_when_operations_were_under_way() -> None:
+    made = trace(lengths(10, 10), lengths(14, 30), host="")
+    assert (times.measure_exposed(made), [row.busy for row in traffic(made)]) == ([], [None])
+
+
 # four that rank 0 has handed over when rank 1, 30 ns later, hands over the first: they queue
 QUEUED = tuple(tuple((begin + k, 100 + 10 * k) for k in range(4)) for begin in (0, 30))
 

@@ -84,8 +84,8 @@ def test_a_flight_recorder_tells_kinds_and_sizes(flight: RankTrace) -> None:
     ]
 
 
-def test_a_flight_recorder_tells_times_of_events(flight: RankTrace) -> None:
-    assert (flight.calls[0].took_ns, flight.calls[0].ends_ns) == (250_000, traced.DONE)
+def test_a_flight_recorder_tells_how_long_events_took_and_not_when(flight: RankTrace) -> None:
+    assert (flight.calls[0].took_ns, flight.calls[0].is_placed) == (250_000, False)
 
 
 def test_a_flight_recorder_tells_how_far_a_call_came(flight: RankTrace) -> None:
@@ -138,6 +138,20 @@ def test_members_of_a_coalesced_call_have_its_end(tmp_path: Path) -> None:
     ]
     rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
     assert [(c.kind, c.state) for c in rank.calls] == [("send", "completed"), ("recv", "completed")]
+
+
+def test_a_call_of_the_other_counter_is_no_member_of_a_coalesced_one(tmp_path: Path) -> None:
+    batch = {"is_p2p": True, "p2p_seq_id": 5, "state": "started"}
+    pair = {"collective_seq_id": 5}
+    entries = [
+        traced.entry("nccl:all_reduce", 0, [3], **pair),
+        traced.entry("nccl:send 0->1", 1, [3], **batch | {"state": "scheduled"}),
+        traced.entry("nccl:coalesced", 2, **batch),
+        traced.entry("nccl:_all_gather_base", 3, [3], **pair | {"state": "scheduled"}),
+        traced.entry("nccl:coalesced", 4, **pair),
+    ]
+    rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
+    assert [call.state for call in rank.calls] == ["completed", "started", "completed"]
 
 
 def gloo(folder: Path, rank: int = 1) -> Trace:
