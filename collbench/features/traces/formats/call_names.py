@@ -207,7 +207,7 @@ class Calls:
                 f"{self.path}: {world:,} ranks are too many", f"take at most {MOST_RANKS:,} ranks"
             )
         self.groups = {name: ranks for name, ranks in self.groups.items() if rank in ranks}
-        moved = self._drop_unknown()
+        moved, dropped = self._drop_unknown()
         return RankTrace(
             rank=rank,
             world=world,
@@ -224,22 +224,25 @@ class Calls:
             lost=tuple(self._lost.values()),
             lost_numbers={group: tuple(own) for group, own in self._lost_numbers.items()},
             source=str(self.path),
+            unnamed=tuple((call.begins_ns, call.ends_ns) for call in dropped if call.is_placed),
             backend=backend,
         )
 
-    def _drop_unknown(self) -> list[int]:
+    def _drop_unknown(self) -> tuple[list[int], list[Call]]:
         """Loses the calls of groups of which the rank is not known to be one, but of that of all,
-        and waits for them: how many are left before each place."""
+        and waits for them: how many are left before each place, and the calls that are lost."""
         unknown = {call.group for call in self.entries} - {WORLD, *self.groups}
         if not unknown:
-            return [*range(len(self.entries) + 1)]
+            return [*range(len(self.entries) + 1)], []
         places: dict[int, int] = {}
         calls: list[Call] = []
+        dropped: list[Call] = []
         moved: list[int] = []
         for index, call in enumerate(self.entries):
             moved.append(len(calls))
             after = tuple(places[before] for before in call.after if before in places)
             if call.group in unknown:
+                dropped.append(call)
                 why = f"the file does not say that the rank is in group '{call.group[:40]}'"
                 self.lose(why, call.source, call.nbytes)
                 self.locate_lost(call.group, call.number, call.kind in POINT_TO_POINT)
@@ -247,7 +250,7 @@ class Calls:
                 places[index] = len(calls)
                 calls.append(replace(call, after=after))
         self.entries = calls
-        return [*moved, len(calls)]
+        return [*moved, len(calls)], dropped
 
 
 def _interpret_call(kind: str, call: Said, n: int, size: int) -> dict[str, object]:

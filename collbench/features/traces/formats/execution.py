@@ -203,7 +203,7 @@ class _Found:
         except msgspec.ValidationError as e:
             self.calls.lose("it does not say what it is" + f": {e}" * bool(attributes), at)
             return
-        base = 0 if values and is_number(values[0]) else 1
+        base = 0 if values and _is_sequence(values[0]) else 1
         number, member, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
         member = member if is_number(member) and 0 <= member < MOST_RANKS else -1
         key = _parse_number(number)
@@ -330,6 +330,12 @@ OPERATORS = {
     "send": _Row("send", peer=2, tag=3),
     "recv": _Row("recv", peer=2, tag=3),
 }
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether a value is a call's number, alone or with whether it is a message's: no tensors."""
+    pair = value if isinstance(value, list) and len(value) == 2 else (value, False)
+    return is_number(pair[0]) and isinstance(pair[1], bool)
 
 
 def _parse_number(value: Any) -> tuple[int, bool]:

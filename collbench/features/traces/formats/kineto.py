@@ -291,6 +291,7 @@ class _Found:
         )
         marked = [*pairwise(places)] if steps.by_launch else []
         rank_trace = calls.trace(rank, world.world_size, windows, busy, marked, world.backend[:20])
+        unnamed = (*unnamed, *rank_trace.unnamed)
         return msgspec.structs.replace(rank_trace, unnamed=unnamed), tuple(calls.assumptions)
 
     def _refuse_silent(self) -> None:
@@ -396,7 +397,9 @@ class _Found:
         if issued is not None:
             fields["issued_ns"] = base + issued
         number = _parse_rank(comms.number, MOST)
-        calls.add(named_call, number=number, waits=comms.later in (False, "false", "0"), **fields)
+        waits = comms.later in (False, "false", "0")
+        if calls.add(named_call, number=number, waits=waits, **fields) < 0:
+            self.unnamed.append((when[0] - base, when[1] - base, -1))
 
 
 def _list_members(comms: _Comms) -> tuple[int, ...]:

@@ -244,6 +244,20 @@ def test_waits_are_for_the_calls_of_their_number(tmp_path: Path) -> None:
     ]
 
 
+def test_numbers_beside_what_they_count_are_read_of_waits_and_barriers(tmp_path: Path) -> None:
+    reduced, barrier, wait = (
+        traced.comms(33, name, 4) for name in ("allreduce", "barrier", "wait")
+    )
+    reduced["inputs"]["values"][1] = wait["inputs"]["values"][0] = [33, False]
+    barrier["inputs"]["values"] = [[34, False], ["0", "default_pg"], 1, "barrier", [], []]
+    rank = one(tmp_path, "et0.json", traced.numbered([reduced, barrier, wait]))
+    assert [(call.kind, call.number, call.after) for call in rank.calls] == [
+        ("all_reduce", 33, ()),
+        ("barrier", 34, ()),
+        ("wait", -1, (0,)),
+    ]
+
+
 def test_marked_steps_are_known_by_their_calls(tmp_path: Path) -> None:
     assert one(tmp_path, "et.json", traced.EXECUTION).marked == ((0, 9), (9, 18))
 
@@ -474,6 +488,23 @@ def test_kernels_that_do_not_say_what_they_communicate_are_communication(tmp_pat
     rank = one(tmp_path, "rank0.json", behind(12_000.0, **{"Collective name": ""}))
     (spent,) = times.measure_exposed(Trace("kineto", (rank,)))
     assert (len(rank.calls), spent.communication, spent.computation) == (0, 6 * MS, 4 * MS)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"Collective name": "alltoallv", "In split size": "[1, ...]"},
+        {"Process Group Name": "9", "Process Group Ranks": "[2, 3]"},
+    ],
+)
+def test_kernels_whose_call_is_lost_are_communication(lost: Any, tmp_path: Path) -> None:
+    events = [
+        traced.kernel("ncclDevKernel_AllReduce", 10.0, 5.0, **traced.NCCL),
+        traced.kernel("ncclDevKernel_SendRecv", 20.0, 5.0, **traced.NCCL | lost),
+    ]
+    rank = one(tmp_path, "k.json", traced.KINETO | {"traceEvents": events})
+    assert len(rank.calls) == 1
+    assert rank.unnamed == ((BASE + 20_000, BASE + 25_000),)
 
 
 def test_kernels_that_communicate_without_nccl_are_seen_and_not_read(tmp_path: Path) -> None:
