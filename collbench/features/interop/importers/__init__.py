@@ -33,7 +33,7 @@ from collbench.features.interop.importers.text import (
 from collbench.machine import variables
 from collbench.machine.gpu import is_fake
 from collbench.records.types import Choice, RankInfo, Record, ToolTime, World
-from collbench.suite import backgrounds, sweep
+from collbench.suite import arrivals, backgrounds, sweep
 from collbench.suite.case import Case, Mode
 from collbench.suite.policy import Policy
 
@@ -125,6 +125,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     sync: Literal["", "barrier"] = ""
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
+    arrival: str = ""
     background: str = ""
     groups: str = ""
     group: int = 0
@@ -415,6 +416,7 @@ def _make_case(table: Table, line: Line) -> Case:
         mode=table.mode,
         env=table.env,
         splits=table.splits,
+        arrival=arrivals.normalise_arrival(table.arrival) if table.arrival else "",
         background=backgrounds.normalise_background(table.background),
         groups=table.groups,
         group=table.group,

@@ -93,6 +93,7 @@ class _Extra(msgspec.Struct):
     mode: Mode
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
+    arrival: str = ""
     background: str = ""
     groups: str = ""
     group: Whole = 0

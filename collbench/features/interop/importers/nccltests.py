@@ -63,9 +63,9 @@ DEVICE = re.compile(
 
 OURS = re.compile(
     r"# implementation: (?P<label>\S+), ranks (?P<n>\d{1,9}), mode (?P<mode>\w+)(?:, splits"
-    r" (?P<splits>[^,]*))?(?:, background (?P<background>[^,]*))?"
+    r" (?P<splits>[^,]*))?(?:, arrival (?P<arrival>[^,]*))?(?:, background (?P<background>[^,]*))?"
     r"(?:, group (?P<group>\d{1,6}) of (?P<of>\d{1,6}) by (?P<groups>ranks [\d,;/]+|[^,]*))?"
-    r"(?:, env (?P<env>[^,]*))?(?:, library (?P<library>.*))?"
+    r"(?:, env (?P<env>.*?(?=, library |$)))?(?:, library (?P<library>.*))?"
 )
 
 
@@ -567,6 +567,7 @@ def _read_own_fields(match: re.Match[str]) -> dict[str, Any]:
         "algorithm": algorithm or "native",
         "n": int(match["n"]),
         "splits": match["splits"] or "",
+        "arrival": match["arrival"] or "",
         "background": match["background"] or "",
         "groups": match["groups"] or "",
         "group": int(match["group"] or 0),
