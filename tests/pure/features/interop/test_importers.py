@@ -1243,7 +1243,9 @@ def test_own_json_keeps_how_ranks_arrive(tmp_path: Path) -> None:
 
 def test_own_text_keeps_how_ranks_arrive(tmp_path: Path) -> None:
     case = factories.case(mode="isolated")
-    text, _ = _both([factories.record(case)], factories.run(), factories.world(), tmp_path / "x.json")
+    text, _ = _both(
+        [factories.record(case)], factories.run(), factories.world(), tmp_path / "x.json"
+    )
     text = text.replace("mode isolated", "mode isolated, arrival random:1us")
     assert [record.case.arrival for record in read(text).records] == ["random:1us"]
 
