@@ -1,4 +1,4 @@
-"""IMB-MPI1's tables, beside lines that IMB-MPI1 2021.11 itself printed, and read back by
+"""IMB-MPI1's tables, beside lines that IMB-MPI1 2021.11 itself printed, and read by
 `collbench import`."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import factories
 import msgspec
 import pytest
 
+from collbench.core.errors import UsageError
 from collbench.features.interop import importers
 from collbench.records import derive
 from collbench.records.types import Record
@@ -102,9 +103,9 @@ def test_bytes_are_what_imb_counts(collective: str, size: int) -> None:
     assert re.search(rf"^ +{size} +1000 +1\.00 +4\.00 +2\.50$", text, re.MULTILINE)
 
 
-def test_what_it_writes_is_read_back_as_imbs() -> None:
+def test_tables_without_their_head_are_read_as_imbs() -> None:
     records = [timed("all_gather", size, size / 100, size / 50) for size in (400, 800)]
-    reading = importers.read_log(write(records), importers.Asked(name="imb.txt"))
+    reading = importers.read_log(drop_remarks(write(records)), importers.Asked(name="imb.txt"))
     assert [(r.case.collective, r.case.n, r.case.size) for r in reading.records] == [
         ("all_gather", 2, 400),
         ("all_gather", 2, 800),
@@ -113,6 +114,12 @@ def test_what_it_writes_is_read_back_as_imbs() -> None:
         (4000.0, 6000.0, 8000.0),
         (8000.0, 12000.0, 16000.0),
     ]
+
+
+def test_what_it_writes_is_not_imported_as_another_librarys() -> None:
+    text = write([timed("all_reduce", 400, 1.0, 2.0)])
+    with pytest.raises(UsageError, match="collbench in IMB's columns, which is not read"):
+        importers.read_log(text, importers.Asked(name="imb.txt"))
 
 
 def test_a_case_without_times_by_rank_has_no_row() -> None:

@@ -92,8 +92,11 @@ FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl
 }
 
 
-# tables that look like one of these, and are of none of them
+# tables that look like one of these, and are of none of them or do not say all of their cases
 OTHERS = {
+    "collbench in IMB's columns": re.compile(
+        r"^# *collbench \S+, in the columns of IMB-MPI1", re.MULTILINE
+    ),
     "mscclpp-test": re.compile(
         r"^# *(?:Initializing MSCCL\+\+|minBytes.* kernel num)", re.MULTILINE
     ),
