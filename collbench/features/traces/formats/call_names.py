@@ -337,14 +337,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-RANKED = re.compile(r"(?:rank|worker)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+# what comes before a rank in a file's name: a pod's or host's name in it may number workers, too
+RANKED = [
+    re.compile(rf"{word}[-_.=]?(\d{{1,7}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker")
+]
 DIGITS = re.compile(r"\d+")
 
 
 def rank_in(name: str) -> int:
-    """The rank that a file's name tells in words (rank3, worker-3); -1 where it tells none."""
-    match = RANKED.search(name)
-    return int(match[1]) if match and int(match[1]) < MOST_RANKS else -1
+    """The rank that a file's name tells last in words (rank3, else worker-3); -1 for none."""
+    numbers = next(filter(None, (pattern.findall(name) for pattern in RANKED)), ["-1"])
+    return rank if (rank := int(numbers[-1])) < MOST_RANKS else -1
 
 
 def number_files(names: Sequence[str]) -> list[int]:

@@ -284,6 +284,8 @@ def test_packed_files_are_named_as_what_they_are(content: bytes, name: str, tmp_
     [
         (["rank3.json", "rank5.json"], [3, 5]),
         (["a_worker-1.7.json", "a_worker-2.8.json"], [1, 2]),
+        (["job-worker-0_rank_1.json", "job-worker-1_rank_0.json"], [1, 0]),
+        (["lowrank8_rank0.json", "lowrank8_rank1.json"], [0, 1]),
         (["gpu04_12.json", "gpu04_13.json"], [-1, -1]),
         (["profile_2024.json"], [-1]),
         (["x1.json", "x0.json"], [1, 0]),
