@@ -182,7 +182,8 @@ class Recorder:
             raise ValueError("steps is from 1 on, after from 0")
         if not dist.is_available():
             raise RuntimeError("this torch has no torch.distributed")
-        files.make_folder(Path(self._folder))
+        self._folder = Path(self._folder).absolute()  # the job may go to another folder
+        files.make_folder(self._folder)
         if self._of_optimizer:
             self._hook = register_optimizer_step_post_hook(self._optimized)
         atexit.register(self._exits)
@@ -244,7 +245,7 @@ class Recorder:
         if what is None:
             return None
         if self._about is None:
-            self._about = _describe_rank()
+            self._about = _describe_rank(what.device)
         self._mark_fake_gpu()
         task = torch._C._current_graph_task_id()
         if task != -1:
@@ -411,9 +412,12 @@ class Recorder:
         return file
 
 
-def _describe_rank() -> RankTrace:
-    """A trace of this rank without calls: its number, world, host and backend."""
-    rank, world, backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
+def _describe_rank(device: str) -> RankTrace:
+    """A trace of this rank without calls: its number, world, host, and backend of that device: a
+    group has several where it was made without naming one, or with cpu:gloo,cuda:nccl."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    backend = backends.get(device, str(dist.get_backend()))
+    rank, world = dist.get_rank(), dist.get_world_size()
     return RankTrace(rank, world, host=socket.gethostname(), backend=backend)
 
 

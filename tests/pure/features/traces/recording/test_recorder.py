@@ -271,6 +271,27 @@ def test_the_header_says_whose_it_is(tmp_path: Path) -> None:
     assert (found.rank, found.world, found.backend) == (0, RANKS, "fake")
 
 
+def test_a_group_of_several_backends_is_of_its_tensors_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_backend", lambda: "undefined")
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl,cpu:gloo")
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(2))
+    assert read(tmp_path).backend == "gloo"
+
+
+def test_a_relative_folder_is_where_the_job_was_when_recording_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    with collbench.record("trace"):
+        monkeypatch.chdir(tmp_path / "other")
+        dist.all_reduce(torch.ones(2))
+    assert len(read(tmp_path / "trace").calls) == 1
+
+
 def train(iterations: int, optimizers: int) -> None:
     weights = nn.Parameter(torch.ones(2))
     made = [torch.optim.SGD([weights], lr=0.1) for _ in range(optimizers)]
