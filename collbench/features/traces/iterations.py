@@ -71,7 +71,13 @@ def take_iteration(trace: Trace, selection: str = "") -> Taken:
         )
         description += " their median time" if max(times) >= 0 else " no time that is known"
     if number == 1:
-        description = "all calls of the trace are taken for one iteration"
+        parts = zip(trace.ranks, chosen.places, strict=True)
+        outside = sum(len(rank.calls) - (stop - first) for rank, (first, stop) in parts)
+        description = (
+            f"the one iteration is taken, without {format_count(outside, 'call')} outside of it"
+            if outside
+            else "all calls of the trace are taken for one iteration"
+        )
     times_known = tuple(time for time in times if time >= 0)
     recorded = (
         Recorded(times_known, f"{iterations.meaning}, on the slowest rank") if times_known else None

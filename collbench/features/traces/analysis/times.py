@@ -167,10 +167,11 @@ def make_part(operations: Operations, shared: bool) -> Part:
 
 def sent_bytes(group: Group, rank: int, call: Call) -> float:
     """Bytes that a rank has to send at least for a call; as if all blocks were equal, where their
-    lengths are not known."""
-    kind = "all_to_all" if call.kind == "all_to_allv" and not call.sends else call.kind
-    op = Op(kind=kind, nbytes=call.nbytes, dtype=call.dtype, sends=call.sends)
-    index = group.ranks.index(rank) if call.sends and rank in group.ranks else 0
+    lengths are not known, or not those of as many members."""
+    sends = call.sends if len(call.sends) == len(group.ranks) else ()
+    kind = "all_to_all" if call.kind == "all_to_allv" and not sends else call.kind
+    op = Op(kind=kind, nbytes=call.nbytes, dtype=call.dtype, sends=sends)
+    index = group.ranks.index(rank) if sends and rank in group.ranks else 0
     return op.sent(len(group.ranks), index)
 
 

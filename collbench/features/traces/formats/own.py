@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core import files
-from collbench.core.dtypes import DTYPES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import printable_text
 from collbench.features.traces.formats.call_names import rank_in
@@ -36,7 +36,7 @@ from collbench.features.traces.types import (
     Trace,
     Unread,
 )
-from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, Whole
+from collbench.features.training.step import KINDS, MOST_RANKS, POINT_TO_POINT, Whole
 
 FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
@@ -300,9 +300,14 @@ class _Reader:
         if max(map(len, texts)) > LONGEST:
             start = printable_text(max(texts, key=len)[:40])
             raise UsageError(f"{where}: '{start}…' has more than {LONGEST:,} characters", HINT)
-        if call.dtype not in DTYPES:
-            hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
-            raise UsageError(f"{where}: datatype '{printable_text(call.dtype)}' is unknown", hint)
+        for what, name, names in (
+            ("kind", call.kind, KINDS),
+            ("datatype", call.dtype, DTYPES),
+            ("reduction", call.op, ("none", *OPS)),
+        ):
+            if name not in names:
+                hint = "one of " + ", ".join(names) + "; a newer collbench may read it"
+                raise UsageError(f"{where}: {what} '{printable_text(name)}' is unknown", hint)
         if call.after and max(call.after) >= len(self._calls):
             complaint = f"it waits for call {max(call.after)}, which is not before it"
             raise UsageError(f"{where}: {complaint}", HINT)

@@ -186,6 +186,11 @@ def read_trace(
         formats = ", ".join(f"{path} is a {FORMS[name].title}" for name, path in first.items())
         raise UsageError(f"these are of several formats: {formats}", "choose one with --from")
     (form,) = forms
+    if from_ops and form != "et":
+        raise UsageError(
+            f"--from-ops: {files[0]} is a {FORMS[form].title}, of which no c10d operators are read",
+            "leave it out: it is for PyTorch's execution traces",
+        )
     all_paths = [*files, *(Path(entry.source) for entry in unread)]
     by_name = dict(
         zip(all_paths, _rank_numbers(form, [path.name for path in all_paths]), strict=True)

@@ -102,6 +102,22 @@ def test_marks_without_times_of_calls_tell_nothing() -> None:
     assert step.recorded is None
 
 
+@pytest.mark.parametrize(
+    ("marked", "said"),
+    [
+        (((1, 3),), "the one iteration is taken, without 4 calls outside of it; marked"),
+        (((0, 4),), "all calls of the trace are taken for one iteration; marked"),
+        ((), "all calls of the trace are taken for one iteration; no marks"),
+    ],
+)
+def test_calls_outside_of_the_one_marked_iteration_are_told(
+    marked: tuple[Interval, ...], said: str
+) -> None:
+    calls = [all_reduce(4 * number) for number in range(1, 5)]
+    step = step_of(trace(calls, marked=marked))
+    assert any(said in assumption for assumption in step.assumptions)
+
+
 def test_iterations_may_be_marked_by_their_calls() -> None:
     given = trace([all_reduce(n) for n in (4, 8, 4, 12, 4, 8)], marked=((0, 2), (2, 4), (4, 6)))
     assert sizes(step_of(given)) == [4, 8]

@@ -54,6 +54,12 @@ def test_bytes_and_busbw_of_a_kind_are_those_of_its_transfers() -> None:
     assert part.busbw == pytest.approx(3200 / 30)
 
 
+def test_blocks_of_other_members_than_a_groups_are_unknown() -> None:
+    odd = call("all_to_allv", nbytes=12, sends=(3,))
+    (part,) = parts(join_calls(trace([call("all_to_allv", nbytes=12, sends=(1, 2))], [odd])), True)
+    assert part.total == 8 + 6
+
+
 def lengths(*took: int, **fields: Any) -> list[Call]:
     """Calls of which the trace tells how long they took and not when."""
     return [

@@ -359,6 +359,11 @@ def test_operators_alone_are_refused_otherwise(tmp_path: Path) -> None:
     assert "--from-ops" in e.value.hint
 
 
+def test_operators_are_not_asked_of_other_formats(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--from-ops: .*k\.json is a Kineto trace"):
+        read(tmp_path, "k.json", traced.KINETO, from_ops=True)
+
+
 # Kineto
 
 

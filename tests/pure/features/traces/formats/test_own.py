@@ -143,6 +143,11 @@ BAD = {
         "line 2: 'x+…' has more than 1,000 characters",
     ),
     "a datatype of tomorrow": (HEAD + '{"kind":"send","dtype":"float3"}\n', "line 2: .*'float3'"),
+    "a reduction of tomorrow": (
+        HEAD + '{"kind":"reduce","op":"xor"}\n',
+        "line 2: .*'xor' is unknown",
+    ),
+    "a kind of tomorrow": (HEAD + '{"kind":"all_shout"}\n', "line 2: kind 'all_shout' is unknown"),
     "deep": (HEAD + "[" * 100_000 + "\n", "line 2: "),
 }
 
