@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from collbench.core import algorithms
+from collbench.core import algorithms, splits
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.network import Link
@@ -133,8 +133,14 @@ def make_series(file: RunFile) -> list[SizeSeries]:
     for row in rows.select_fit(rows.make_rows([file])):
         if row.record.times_ns:
             key = msgspec.structs.replace(row.case, nbytes=0)
-            groups.setdefault(key, {}).setdefault(row.case.moved, []).append(row)
+            moved = 0 if _has_table(row.case) else row.case.moved
+            groups.setdefault(key, {}).setdefault(moved, []).append(row)
     return [_make_series(case, sorted(sizes.items()), rng) for case, sizes in groups.items()]
+
+
+def _has_table(case: Case) -> bool:
+    """Whether a table gives a case's blocks, and so its only size; a file of it may be gone."""
+    return case.splits.partition(":")[0] in splits.TABLES
 
 
 def _make_series(
@@ -203,6 +209,8 @@ def _count_factors(case: Case, carried: float) -> tuple[tuple[float, float, floa
             "",
             f"only collectives are fitted over sizes, and this is a {case.table.noun}",
         )
+    if _has_table(case):
+        return (0.0, 0.0, 0.0), "", "a table of blocks has one size, and a line needs several"
     if case.algorithm == "native":
         bound = COLLECTIVES[case.collective].bound(case.n)
         model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")

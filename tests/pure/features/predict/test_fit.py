@@ -243,6 +243,9 @@ REFUSED = {
     ],
     "barrier moves no data": [case(0, "barrier", "dissemination")],
     "one rank sends nothing": [case(s, n=1) for s in SIZES.tolist()],
+    "a table of blocks has one size": [
+        case(s, "all_to_allv", "native", splits="matrix:gone.csv") for s in SIZES.tolist()
+    ],
     "fix it: --algo chain:segments=8": [case(s, "broadcast", "chain") for s in SIZES.tolist()],
 }
 
