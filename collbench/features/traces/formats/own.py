@@ -261,6 +261,8 @@ class _Reader:
         self._note = msgspec.json.Decoder(Note)
         self._calls: list[Call] = []
         self._notes: list[Note] = []
+        self._lost: list[Lost] = []  # calls of unknown kinds, as one, and why of the first
+        self._lost_numbers: dict[str, list[int]] = {}
         self.head: _Head | None = None
         self.cut = ""
 
@@ -301,7 +303,6 @@ class _Reader:
             start = printable_text(max(texts, key=len)[:40])
             raise UsageError(f"{where}: '{start}…' has more than {LONGEST:,} characters", HINT)
         for what, name, names in (
-            ("kind", call.kind, KINDS),
             ("datatype", call.dtype, DTYPES),
             ("reduction", call.op, ("none", *OPS)),
         ):
@@ -311,7 +312,16 @@ class _Reader:
         if call.after and max(call.after) >= len(self._calls):
             complaint = f"it waits for call {max(call.after)}, which is not before it"
             raise UsageError(f"{where}: {complaint}", HINT)
-        return call
+        return call if call.kind in KINDS else self._lose(call)
+
+    def _lose(self, call: Call) -> Call:
+        """Note that a call of an unknown kind is lost. Returns a mark, which keeps its place."""
+        why = f"there is no operation '{printable_text(call.kind)[:40]}' in this version"
+        before = self._lost[-1] if self._lost else Lost(why)
+        nbytes = min(before.nbytes + call.nbytes, (1 << 62) - 1)
+        self._lost = [Lost(before.why, before.calls + 1, nbytes)]
+        self._lost_numbers.setdefault(call.group, []).append(call.number)
+        return Call("mark", issued_ns=call.issued_ns, phase=call.phase, source=call.source)
 
     @property
     def span(self) -> Interval | None:
@@ -328,7 +338,7 @@ class _Reader:
             raise UsageError(f"{self._path}: the file is empty", HINT)
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}
         group_notes = {note.group: note for note in self._notes if note.group is not None}
-        lost = [note.lost for note in self._notes if note.lost]
+        lost = [*self._lost, *(note.lost for note in self._notes if note.lost)]
         end = next((note for note in self._notes if note.ended is not None), None)
         if end is None:
             lost.append(Lost(INTERRUPTED))
@@ -344,6 +354,8 @@ class _Reader:
             "described": self.head.described | described,
             "steps": (*self.head.steps, *(note.step for note in self._notes if note.step)),
             "lost": (*self.head.lost, *lost),
+            "lost_numbers": self.head.lost_numbers
+            | {name: tuple(numbers) for name, numbers in self._lost_numbers.items()},
             "source": str(self._path),
             "cut": self.cut,
             "fake": self.head.fake or any(note.fake for note in self._notes),
@@ -355,8 +367,8 @@ class _Reader:
         the recording, nobody knows whether those under way then have ended."""
         calls = list(self._calls)
         for note in self._notes:
-            if note.late is not None and note.late[0] < len(calls):
-                at, ends = note.late
+            at, ends = note.late or (len(calls), -1)
+            if at < len(calls) and calls[at].kind != "mark":
                 call = calls[at]
                 begins = call.issued_ns if ends >= 0 else -1
                 is_named = note.peer >= 0 and call.kind in POINT_TO_POINT
