@@ -1234,20 +1234,11 @@ def test_own_output_of_groups_keeps_the_groups(tmp_path: Path) -> None:
         assert again.warnings == []
 
 
-def test_own_json_keeps_how_ranks_arrive(tmp_path: Path) -> None:
+def test_own_output_keeps_how_ranks_arrive(tmp_path: Path) -> None:
     cases = [factories.case(mode="isolated", arrival=name) for name in ("", "one-late:50us")]
     records = [factories.record(case) for case in cases]
-    _, text = _both(records, factories.run(), factories.world(), tmp_path / "x.json")
-    assert [record.case for record in read(text).records] == cases
-
-
-def test_own_text_keeps_how_ranks_arrive(tmp_path: Path) -> None:
-    case = factories.case(mode="isolated")
-    text, _ = _both(
-        [factories.record(case)], factories.run(), factories.world(), tmp_path / "x.json"
-    )
-    text = text.replace("mode isolated", "mode isolated, arrival random:1us")
-    assert [record.case.arrival for record in read(text).records] == ["random:1us"]
+    for text in _both(records, factories.run(), factories.world(), tmp_path / "x.json"):
+        assert [record.case for record in read(text).records] == cases
 
 
 def test_own_text_keeps_settings_with_commas(tmp_path: Path) -> None:
