@@ -82,8 +82,14 @@ def _first_row(spec: str, n: int, nbytes: int) -> np.ndarray:
 
 def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
     """The most elements of the matrix that any rank sends, that any rank receives, and that pass
-    the busiest port. Raises UsageError on a bad spec or file."""
+    the busiest port. Raises UsageError on a bad spec or file, and for a file whose largest buffer
+    has other than ``nbytes``, as when it was changed after a run."""
     if (given := _find_table(spec, n)) is not None:
+        if spec.startswith("matrix") and (total := table_bytes(spec, n)) != nbytes:
+            raise UsageError(
+                f"--splits {spec[:200]}: its largest buffer has {total} B, and the case's {nbytes}",
+                "put the file back that was measured, or measure anew",
+            )
         table = _count_whole_elements(given, itemsize)
         return int(table.sum(1).max()), int(table.sum(0).max()), count_busiest(table)
     return _pattern_extent(spec, n, nbytes, itemsize)

@@ -434,8 +434,8 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "no-splits",
         lambda inputs: math.isnan(inputs.algbw),
         is_always,
-        "the file that said how data is split cannot be read any more: bandwidth is unknown",
-        "put the file back where it was",
+        "the file that said how data is split is gone or was changed: bandwidth is unknown",
+        "put the file back that was measured",
         letter="X",
     ),
     Flag(

@@ -263,7 +263,7 @@ def test_a_case_makes_no_table_of_all_pairs_of_ranks(monkeypatch: pytest.MonkeyP
 
 def test_a_table_of_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m").write_text("8 8\n8 8\n")
-    case = factories.case(64, "all_to_allv", n=2, splits=f"matrix:{tmp_path}/m")
+    case = factories.case(16, "all_to_allv", n=2, splits=f"matrix:{tmp_path}/m")
     assert case.size == 16
     monkeypatch.setattr(np, "loadtxt", lambda *_, **__: pytest.fail("again"))
     assert (case.size, case.moved) == (16, 8)

@@ -111,11 +111,12 @@ def _make_case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "unif
     """The case that an operation is in its group: in place where frameworks have it so."""
     message = op.kind in POINT_TO_POINT
     row = COLLECTIVES[LIKE if message else op.kind]
+    in_table = splits.table_bytes(blocks, n)  # of a scaled step: every block is rounded up
     return Case(
         collective=row.name,
         backend=backend,
         n=2 if message else n,
-        nbytes=op.nbytes,
+        nbytes=op.nbytes if in_table is None else in_table,
         algorithm="native" if message or not row.moves_data else algorithm,
         dtype=op.dtype,
         op=op.op if row.reduces else "none",

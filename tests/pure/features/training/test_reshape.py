@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.core import splits
 from collbench.core.errors import UsageError
-from collbench.features.training import presets, reshape, walk
+from collbench.features.training import operations, presets, reshape, walk
 from collbench.features.training.step import Op, Program, Recorded, Step, refuse_step
 
 
@@ -43,6 +44,19 @@ def test_a_part_of_unequal_blocks_is_one_that_all_ranks_agree_on() -> None:
     part = reshape.scale_step(presets.find_step("m2n:dp.None->tp.None"), Fraction(1, 256))
     walk.refuse_deadlock(part)
     refuse_step(part)
+
+
+def test_a_scaled_exchange_is_as_large_as_its_blocks() -> None:
+    """Each block is rounded up, and with them the buffer that is divided."""
+    whole = presets.find_step("deepep:ll", "dp=4")
+    cases = [
+        played.case
+        for played in operations.list_played(reshape.scale_step(whole, Fraction(1, 128)), 0, "gloo")
+        if played.case.splits
+    ]
+    assert cases
+    for case in cases:
+        assert case.nbytes == splits.table_bytes(case.splits, case.n)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "2", "1/0", "x", "1" * 21, "nan"])

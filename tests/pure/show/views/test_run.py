@@ -665,12 +665,18 @@ def test_places_are_changed_between_sizes_that_move_data_only() -> None:
     assert "64 B … 1 KiB" in line.cells
 
 
-def test_a_split_file_that_is_gone_leaves_bandwidth_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["", "0 80\n80 0\n", "0 60\n64 0\n8 8 8\n"])
+def test_a_split_file_that_is_gone_or_changed_leaves_bandwidth_unknown(
+    tmp_path: Path, changed: str
+) -> None:
     matrix = tmp_path / "m.txt"
     matrix.write_text("0 64\n64 0\n")
-    record = ok(case("all_to_allv", 128, splits=f"matrix:{matrix}"))
+    record = ok(case("all_to_allv", 64, splits=f"matrix:{matrix}"))
     assert derive.derive_row(record).busbw == pytest.approx(0.064)  # type: ignore[union-attr]
-    matrix.unlink()
+    if changed:
+        matrix.write_text(changed)
+    else:
+        matrix.unlink()
     document = sections.make_document([run(record)])
     sound(document)
     assert any("no-splits" in line.cells for line in section(document, "summary").tables[1].lines)
