@@ -3,13 +3,12 @@ to do instead."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import environment
@@ -22,7 +21,6 @@ from collbench.suite import toml
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
-ROOT = Path(__file__).parents[2]
 no_gpu = pytest.mark.skipif(environment.gpu_count() > 0, reason="this machine has GPUs")
 
 
@@ -141,14 +139,9 @@ def test_without_a_gpu_ranks_say_what_they_need(
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Iterator[Any]:
+def gpu() -> Any:
     """The script of `make gpu-check`."""
-    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "tests/perf/gpu.py")
-    assert spec and spec.loader
-    script = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    yield script
-    del sys.modules[spec.name]
+    return load_script("gpu")
 
 
 @no_gpu

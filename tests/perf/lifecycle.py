@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -153,13 +154,20 @@ def describe_losses(files: list[RunFile], asked: int) -> tuple[list[str], int]:
     return lines, silent
 
 
+def describe_load(files: Sequence[RunFile]) -> str:
+    """What others used before the runs began, on the host where it was most."""
+    others = [load.others for file in files for load in file.run.load.values()]
+    if not others:
+        return "How much other processes used before it began is not known."
+    return f"Other processes used at most {max(others):.1f} CPUs before it began."
+
+
 def describe_life(file: RunFile, name: str) -> list[str]:
     """The table of lives of one backend."""
     table = make_phase_table(summarize_lives(file).phases)
     text = markdown.render_markdown(Document(title="", brief=[], comment=_comment(table)))
     body = [line for line in text.splitlines() if line.startswith("|")]
-    busy = max((load.busy for load in file.run.load.values()), default=0)
-    return [f"### {name}", "", *body, "", f"Others used {busy:.1f} CPUs before it began.", ""]
+    return [f"### {name}", "", *body, "", describe_load([file]), ""]
 
 
 def _comment(table: object) -> object:
@@ -182,7 +190,6 @@ def main() -> int:
         make_runs(given.runs, given.kills, given.groups, given.launches)
     killed = [run_file.read_file(path) for path in sorted(given.runs.glob("kill-*.jsonl"))]
     lines, silent = describe_losses(killed, given.kills)
-    busy = max((load.busy for f in killed for load in f.run.load.values()), default=0.0)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     text = [
         "# Lives and losses of communicators",
@@ -195,7 +202,7 @@ def main() -> int:
         f"{RANKS} ranks on Gloo, all_reduce of 1 MiB without a pause; rank 0 or 1 is killed within"
         f" 2 s of the moment when all have loaded torch; a library waits {LIMIT // 3} s at most,"
         f" all of it {LIMIT} s. `rebuild`: ranks go by what Gloo says; `notified`: the process that"
-        f" watches says so, too. Other processes used {busy:.1f} CPUs meanwhile.",
+        f" watches says so, too. {describe_load(killed)}",
         "",
         *lines,
         "",

@@ -3,7 +3,6 @@ to be missing."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import factories
 import msgspec
 import pytest
 import torch
+from scripts import load_script
 
 from collbench.machine import environment
 from collbench.machine import gpu as nvml
@@ -25,7 +25,6 @@ from collbench.run.backends import Base, Call
 from collbench.suite.case import Case
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "tests" / "perf"
 SHARE = "--share-gpu"
 KIB = 1024
 NCCL_TESTS = """# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004
@@ -44,17 +43,9 @@ NCCL_TESTS = """# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=2300
 """  # noqa: E501
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def gpu() -> ModuleType:
-    return script("gpu")
+    return load_script("gpu")
 
 
 def case(algorithm: str, n: int, nbytes: int, backend: str = "symm") -> Case:
@@ -439,7 +430,7 @@ def test_both_graphs_hold_the_same_calls_and_take_turns(monkeypatch: pytest.Monk
     }
     for name, fake in {**fakes, "_sleep": lambda cycles: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    inside = script("gpu_graphs")
+    inside = load_script("gpu_graphs")
     monkeypatch.setattr(inside.backends, "find_backend", lambda name: Imagined())
     FakeGraph.made.clear()
     found = inside.graphs(4096, 10)

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
+from scripts import load_script
 
 from collbench.features.advise import view
 from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting
 from collbench.features.compare.verdict import Judged
 from collbench.suite.sweep import Axes, expand_axes
 
-TESTS = Path(__file__).parents[3]
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    folders = [str(TESTS / "perf"), str(TESTS / "helpers")]
-    sys.path[:0] = folders
-    spec = importlib.util.spec_from_file_location("advice_script", TESTS / "perf" / "advice.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    for folder in folders:
-        sys.path.remove(folder)
+def script() -> ModuleType:
+    return load_script("advice")
 
 
 def report(*sizes: int, name: str = "PLANTED=fast", **gain: float) -> dict[str, Any]:

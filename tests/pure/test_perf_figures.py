@@ -1,0 +1,52 @@
+"""Scripts of tests/perf: what they say of numbers that are given to them, and reports made of
+these."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from factories import make_file
+from scripts import load_script
+
+from collbench.machine.load import Load
+
+REPORTS = Path(__file__).parents[2] / "reports"
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ((104.0, 100.0, 101.0), "yes"),
+        ((106.0, 100.0, 101.0), "no"),
+        ((88.0, 100.0, 101.0), "no"),  # faster than the library's own call by as much
+        ((100.0, 100.0, 106.0), "cannot tell"),
+        ((120.0, 100.0, 94.0), "cannot tell"),
+        ((2.9, 2.0, 2.1), "yes"),
+    ],
+)
+def test_libraries_are_judged_on_both_sides_where_the_loop_repeats_itself(
+    times: tuple[float, float, float], verdict: str
+) -> None:
+    row = dict(zip(("ours", "bare", "again"), (1e3 * each for each in times), strict=True))
+    assert load_script("libraries").judge(row) == verdict
+
+
+def test_the_report_on_libraries_judges_its_numbers_as_the_script_does() -> None:
+    text = (REPORTS / "libraries-loops.md").read_text()
+    lines = re.findall(r"\| ([\d.]+) us \| ([\d.]+) us \| ([\d.]+) us \| (.*) \|", text)
+    judge = load_script("libraries").judge
+    assert len(lines) == 28
+    for *times, verdict in lines:
+        row = dict(zip(("ours", "bare", "again"), (1e3 * float(t) for t in times), strict=True))
+        assert judge(row) == verdict, times
+
+
+def test_the_most_that_others_used_is_told_in_cpus() -> None:
+    """Not whether it is much."""
+    file = make_file([])
+    busy = make_file([], load={"a": Load(1.74, 2), "b": Load(0.3, 2)})
+    script = load_script("lifecycle")
+    assert "at most 1.7 CPUs before it began" in script.describe_load([file, busy])
+    assert script.describe_load([file]).endswith("is not known.")
