@@ -103,13 +103,14 @@ class Cell(NamedTuple):
         return ""
 
     def codes(self) -> set[int] | None:
-        """Exit codes as documented; None for any but 0, where a launcher has its own."""
+        """Exit codes as documented; None for any but 0, where a launcher has its own, or for any at
+        all while such a world leaves."""
         if self.fault in SIGNALS and self.local:
             ends = {-9} if self.fault == "kill of collbench" else {130}
             return ends | ({0} if self.phase == "leaving" else set())
-        if self.phase == "leaving":  # the rank hit first may not have come to its last phase yet
-            return {0, 4} if self.local else set(range(-64, 256))
-        return {4} if self.local else None
+        if self.local:  # the rank hit first may not have come to its last phase yet
+            return {0, 4} if self.phase == "leaving" else {4}
+        return None
 
     def names(self, code: int | None) -> bool:
         """Whether a rank is to be named by a command that ended so."""
@@ -117,10 +118,25 @@ class Cell(NamedTuple):
             return self.fault in OF_RANK and self.local and code == 4
         return self.fault in OF_RANK + OF_WARDEN
 
+    def is_harmless(self, code: int | None) -> bool:
+        """Whether a limit of memory did nothing, as no more was needed."""
+        return self.fault in (OF_RANK[2], OF_WARDEN[2]) and code == 0
+
+    def asks(self, code: int | None) -> set[str]:
+        """The checks that a trial which ended so can fail."""
+        left_out = set()
+        if not self.local and self.phase == "leaving":
+            left_out.add(CODE)
+        if not self.names(code) or self.is_harmless(code):
+            left_out.add(RIGHT)
+        if self.fault in SIGNALS:
+            left_out.add(OTHERS)
+        return set(CHECKS) - left_out
+
 
 class Seen(NamedTuple):
-    """What came of a trial. One whose fault came too late ended by itself: only how is looked
-    at."""
+    """What came of a trial: of ``checks`` those that it could fail. One whose fault came too late
+    ended by itself: only how is looked at."""
 
     hit: bool
     code: int | None
@@ -141,15 +157,17 @@ class Kept(NamedTuple):
     seed: int | None = None
 
 
+CODE, RIGHT, OTHERS = "exit code", "right rank named", "nobody else named"
+SHARED, WHOLE = "/dev/shm empty", "run file whole"
 CHECKS = (
     "ended in time",
-    "exit code",
-    "right rank named",
-    "nobody else named",
+    CODE,
+    RIGHT,
+    OTHERS,
     "no process left",
     "no file left",
-    "/dev/shm empty",
-    "run file whole",
+    SHARED,
+    WHOLE,
 )
 
 
@@ -329,22 +347,20 @@ class Trial:
         self, ended: bool, code: int | None, said: str, shared: Path | None
     ) -> dict[str, bool]:
         cell, named = self._cell, culprits(said, self._cell.local)
-        # it needed no more memory
-        harmless = cell.fault in (OF_RANK[2], OF_WARDEN[2]) and code == 0
-        codes = cell.codes()
-        right = self._rank in named or not cell.names(code) or harmless
+        codes, harmless = cell.codes(), cell.is_harmless(code)
         victims = {self._rank} if cell.fault in OF_RANK + OF_WARDEN else set()
         found = (
             ended,
             code in codes or harmless if codes is not None else bool(code) or harmless,
-            right,
-            not named - victims or cell.fault in SIGNALS,
+            self._rank in named,
+            not named - victims,
             self._all_gone(),
             self._no_file(),
-            shared is None or not list(shared.iterdir()) or self._may_leave_segments(shared),
+            None if shared is None else self._is_shared_empty(shared),
             self._whole(),
         )
-        return dict(zip(CHECKS, found, strict=True))
+        asked, results = cell.asks(code), zip(CHECKS, found, strict=True)
+        return {name: well for name, well in results if name in asked and well is not None}
 
     def _unhit(self, ended: bool, code: int | None) -> dict[str, bool]:
         """The checks of a run whose fault came too late or never, as its world did not come so
@@ -365,14 +381,16 @@ class Trial:
         folders.sweep_folders(self._tmp)
         return not list(self._tmp.glob("*" if self._cell.local else "collbench*"))
 
-    def _may_leave_segments(self, shared: Path) -> bool:
-        """Open MPI leaves its own where its mpirun or launching process is killed outright."""
+    def _is_shared_empty(self, shared: Path) -> bool:
+        """But for what Open MPI leaves where its mpirun or launching process is killed outright."""
         outright = self._cell.fault in (OF_PARENT, "kill of collbench")
-        return outright and all(p.name.startswith("sm_segment") for p in shared.iterdir())
+        left = [path.name for path in shared.iterdir()]
+        return not left or (outright and all(name.startswith("sm_segment") for name in left))
 
-    def _whole(self) -> bool:
+    def _whole(self) -> bool | None:
+        """Whether the run's file is; None where none has been begun."""
         if not self._path.exists():
-            return self._cell.phase == "starting"
+            return None if self._cell.phase == "starting" else False
         try:
             run = run_file.read_file(self._path)
         except CollbenchError:
@@ -397,6 +415,18 @@ def culprits(said: str, local: bool) -> set[int]:
     return {int(rank) for rank in found}
 
 
+def checked(cell: Cell, trial: Seen) -> set[str]:
+    """What a trial could fail: an older script kept that it passed the rest."""
+    return cell.asks(trial.code) & set(trial.checks)
+
+
+def count(name: str, asked: Sequence[Seen], hit: Sequence[Seen]) -> str:
+    """How many passed, bold where not all that were asked did."""
+    passed = sum(trial.checks[name] for trial in asked)
+    text = str(passed) if len(asked) == len(hit) else f"{passed} of {len(asked)}"
+    return "-" if not asked else text if passed == len(asked) else f"**{text}**"
+
+
 def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
     yield f"| fault | world | while | ranks | trials | too late | median s | {' | '.join(CHECKS)} |"
     yield f"|---|---|---|{'--:|' * (len(CHECKS) + 4)}"
@@ -405,13 +435,20 @@ def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
             continue
         hit = [trial for trial in trials if trial.hit]
         took = sorted(trial.seconds for trial in hit)
-        counts = [sum(trial.checks[name] for trial in hit) for name in CHECKS]
-        shown = [str(c) if c == len(hit) else f"**{c}**" for c in counts]
+        shown = [count(name, [t for t in hit if name in checked(cell, t)], hit) for name in CHECKS]
         middle = f"{took[len(took) // 2]:.1f}" if took else "-"
         unhit = [trial for trial in trials if not trial.hit]
         late = f"**{len(unhit)}**" if any(trial.wrong for trial in unhit) else str(len(unhit))
         names = " | ".join(map(str, cell))
         yield f"| {names} | {len(trials)} | {late} | {middle} | {' | '.join(shown)} |"
+
+
+def describe_asked(seen: dict[Cell, list[Seen]]) -> str:
+    """How many trials could fail each check."""
+    hit = [(cell, trial) for cell, trials in seen.items() for trial in trials if trial.hit]
+    asked = {name: sum(name in checked(*each) for each in hit) for name in CHECKS}
+    numbers = ", ".join(f"{name} of {number}" for name, number in asked.items())
+    return f"Of {len(hit)} such trials in all these were asked: {numbers}."
 
 
 def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse.Namespace) -> str:
@@ -431,14 +468,16 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
             f" --seed {asked.seed} --at-once {asked.at_once}` on {os.cpu_count()} CPUs, Python"
             f" {platform.python_version()}, {days}; -T {TIMEOUT}.{shm}",
             "",
-            "A number is of trials in which the fault came in time; bold where it is not all of"
-            " them. Where it came too late, a run that did not end well by itself, or left"
+            "A number is of trials in which the fault came in time, and which could fail the check;"
+            f" bold where it is not all of these, - where there is none. {describe_asked(seen)}"
+            " Where it came too late, a run that did not end well by itself, or left"
             " something, makes the number of those bold. Median s: from the fault to the end of"
             f" the command, which may take {LIMIT} s, and 30 s more of torchrun, which waits that"
             " long for a stopped rank that has not reached the others. Where a rank needs no more"
             " memory, its limit does nothing, and exit code 0 is right. Of a launcher's world any"
-            " exit code but 0 is right, the launcher may be who names the rank, and it is rank 0"
-            " that writes the run's file: where that is stopped or a launcher ends it, its last"
+            " exit code but 0 is right, and any at all while it leaves, the launcher may be who"
+            " names the rank, and it is rank 0 that writes the run's file: where that is stopped or"
+            " a launcher ends it, its last"
             " line may be no end, which --resume makes good. What a killed collbench leaves in"
             " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
             " not counted then.",

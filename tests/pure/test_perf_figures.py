@@ -50,3 +50,40 @@ def test_the_most_that_others_used_is_told_in_cpus() -> None:
     script = load_script("lifecycle")
     assert "at most 1.7 CPUs before it began" in script.describe_load([file, busy])
     assert script.describe_load([file]).endswith("is not known.")
+
+
+CODES = (None, -9, 0, 1, 4, 130, 255)  # that a trial may end with
+
+
+def test_checks_that_a_trial_cannot_fail_are_counted_nowhere() -> None:
+    faults = load_script("faults")
+    cell = faults.Cell("SIGTERM to collbench", "gloo under mpirun", "leaving", 2)
+    every = dict.fromkeys(faults.CHECKS, True)  # as an older script kept them
+    table = [*faults.table({cell: [faults.Seen(True, 0, "", 0.1, every)]})]
+    assert table[-1].endswith("| 1 | 0 | 0.1 | 1 | - | - | - | 1 | 1 | 1 | 1 |")
+    hit = faults.Cell("a rank out of memory", "gloo", "measuring", 2)
+    right = faults.Seen(True, 4, "", 0.1, every)
+    harmless = faults.Seen(True, 0, "", 0.1, {k: k != faults.OTHERS for k in every})
+    line = [*faults.table({hit: [right, harmless]})][-1]
+    assert line.endswith("| 2 | 0 | 0.1 | 2 | 2 | 1 of 1 | **1** | 2 | 2 | 2 | 2 |")
+    assert f"{faults.RIGHT} of 1, {faults.OTHERS} of 2" in faults.describe_asked(
+        {hit: [right, harmless]}
+    )
+
+
+def test_the_report_on_faults_counts_only_what_was_asked() -> None:
+    faults = load_script("faults")
+    text = (REPORTS / "faults.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if " | gloo" in line]
+    assert len(lines) > 100
+    for fault, world, phase, ranks, *_, shown in (
+        (*line[:4], dict(zip(faults.CHECKS, line[-8:], strict=True))) for line in lines
+    ):
+        asked = [faults.Cell(fault, world, phase, int(ranks)).asks(code) for code in CODES]
+        for name, result in shown.items():
+            if result == "1?":
+                continue  # of older trials, of which no exit code was kept
+            if result == "-":
+                assert not all(name in each for each in asked), (fault, world, phase, name)
+            else:
+                assert any(name in each for each in asked), (fault, world, phase, name)
