@@ -120,11 +120,11 @@ lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), writt
 	$(BIN)/python tests/perf/steps.py --output reports/steps.md
 
 gpu-check: $(if $(WHEELS),$(VENV)/wheels,$(VENV)/gpu)  ## what this machine's GPUs show: bounds, nccl-tests beside, tests; all of it goes to $(OUT)
-	mkdir -p $(OUT)
+	mkdir -p $(OUT) && touch $(OUT)/begun
 	$(GPU_PYTHON) -m collbench doctor | tee $(OUT)/doctor.txt || true
 	$(GPU_PYTHON) tests/perf/gpu.py --output $(OUT) $(addprefix --slice ,$(SLICE)); status=$$?; \
-	runs=$$(ls $(OUT)/*.jsonl 2> /dev/null | grep -v beside); \
-	[ -z "$$runs" ] || $(GPU_PYTHON) -m collbench report $$runs -o $(OUT)/report.html; \
+	runs=$$(find $(OUT) -name '*.jsonl' -newer $(OUT)/begun ! -name '*beside*'); \
+	[ -z "$$runs" ] || $(GPU_PYTHON) -m collbench report $$runs -o $(OUT)/report$(addprefix -,$(SLICE)).html; \
 	tar czf $(OUT).tar.gz $(OUT); \
 	exit $$status
 

@@ -3,8 +3,9 @@
 
 Writes the runs, gpu-check-SLICE.json and, of all slices that are there, gpu-check.md into the
 folder; each slice ends within eight minutes, and ``--slice quick`` shows first whether anything
-works. Virtual ranks make one GPU do. Exit status 5 without a GPU, 1 where a test fails or data is
-wrong; nothing is asserted on time, the table says what is met. $NCCL_TESTS may name a folder with
+works. Virtual ranks make one GPU do. Exit status 5 without a GPU or where nothing could be
+measured, 1 where a test fails, data is wrong, or collbench hangs or crashes; nothing is asserted on
+time, the table says what is met. $NCCL_TESTS may name a folder with
 nccl-tests' binaries, to be measured beside.
 """
 
@@ -70,6 +71,21 @@ class NotMeasured(Exception):
     """Something is missing on this machine; the message says what."""
 
 
+class Failed(NotMeasured):
+    """Nothing is missing: what was to be measured hangs, crashes or fails."""
+
+
+# exit codes of a run that this machine or this script keeps from its end; any other is a failure
+REFUSED = (Exit.USAGE, Exit.NO_VERDICT, Exit.CANNOT_RUN, Exit.INTERRUPTED)
+
+
+def explain(what: str, reason: Exception) -> Figure:
+    """The line of what has no figure."""
+    if isinstance(reason, Failed):
+        return Figure(what=what, value=f"failed: {reason}", goal="all", met=False)
+    return Figure(what=what, value=f"not measured: {reason}")
+
+
 class Check:
     """The folder for results, the time that is left, and ``details`` behind the figures."""
 
@@ -120,9 +136,10 @@ class Check:
             return found  # what there was time for
         if done.returncode not in (0, 7):
             said = [line for line in done.stderr.splitlines() if line.startswith("collbench: ")]
-            raise NotMeasured(
-                said[0].partition(": ")[2] if said else f"collbench ended with {done.returncode}"
-            )
+            reason = said[0].partition(": ")[2] if said else ""
+            if done.returncode in REFUSED:
+                raise NotMeasured(reason or f"collbench ended with {done.returncode}")
+            raise Failed(f"exit {done.returncode}{': ' * bool(reason)}{reason}")
         return run_file.read_file(path)
 
 
@@ -161,15 +178,16 @@ def medians(file: RunFile) -> dict[tuple[str, int, int], float]:
 
 
 def verified(what: str, file: RunFile) -> Iterator[Figure]:
-    """Whether all data was right, and what was left out."""
+    """Whether all data was right, of a run that was not cut short, and what was left out."""
     bad = [r for r in file.records if r.status not in ("ok", "skipped") or r.wrong]
     right = sum(r.status == "ok" and r.wrong == 0 for r in file.records)
     first = f"; {bad[0].case.key}: {bad[0].status}, {bad[0].note}" if bad else ""
+    cut = ", then cut short" * (file.end is None)
     yield Figure(
         what=f"{what}: data right",
-        value=f"{right} cases{first}",
+        value=f"{right} cases{cut}{first}",
         goal="all",
-        met=right > 0 and not bad,
+        met=None if cut and not bad else right > 0 and not bad,
     )
     skipped = [r.note for r in file.records if r.status == "skipped"]
     for note in dict.fromkeys(skipped):
@@ -246,6 +264,8 @@ def small_calls(check: Check) -> Iterator[Figure]:
 
 def graphs(found: Mapping[str, Any]) -> Iterator[Figure]:
     """collbench's graphs against hand-written ones (gpu_graphs.py)."""
+    if found.get("failure"):
+        raise Failed(found["failure"])
     if found["why_not"]:
         raise NotMeasured(found["why_not"])
     for one in found["graphs"]:
@@ -288,7 +308,7 @@ def swept(check: Check, name: str, ranks: Sequence[int], *options: str) -> Itera
     try:
         file = check.collbench(name, "-g", listed, *options)
     except NotMeasured as e:
-        yield Figure(what=what, value=f"not measured: {e}")
+        yield explain(what, e)
         return
     yield from verified(what, file)
     check.details[name] = [
@@ -468,24 +488,28 @@ def measured(check: Check, inside: Mapping[str, Any], stages: Stages) -> list[Fi
             for figure in stage(check, inside):
                 figures.append(figure)
         except (NotMeasured, CollbenchError) as e:
-            figures.append(Figure(what=what, value=f"not measured: {e}"))
+            figures.append(explain(what, e))
         print(f"{what}: {figures[-1].value}", file=sys.stderr, flush=True)
     return figures
 
 
-def page(machine: str, figures: Sequence[Figure]) -> str:
+def page(figures_by_machine: Mapping[str, Sequence[Figure]]) -> str:
+    """A table for each machine and day."""
     words = {True: "yes", False: "no", None: ""}
-    lines = ["# collbench on GPUs", "", f"{machine}. Made by `make gpu-check`.", ""]
-    lines += ["| what | measured | goal | met |", "|---|---|---|---|"]
-    lines += [
-        f"| {f.what} | {f.value.replace('|', '/')} | {f.goal} | {words[f.met]} |" for f in figures
-    ]
+    lines = ["# collbench on GPUs", "", "Made by `make gpu-check`."]
+    for machine, figures in figures_by_machine.items():
+        lines += ["", f"## {machine}", ""]
+        lines += ["| what | measured | goal | met |", "|---|---|---|---|"]
+        lines += [
+            f"| {f.what} | {f.value.replace('|', '/')} | {f.goal} | {words[f.met]} |"
+            for f in figures
+        ]
     return "\n".join(lines) + "\n"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slice leaves: the machine, what it says of itself, ``inside`` (gpu_graphs.py), the
-    table, and what is behind it."""
+    """What a slice leaves: the machine and day, what it says of itself, ``inside``
+    (gpu_graphs.py), the table, and what is behind it."""
 
     machine: str
     environment: dict[str, Any]
@@ -495,12 +519,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told(folder: Path) -> str:
-    """The page of all slices that are there."""
-    paths = [folder / f"gpu-check-{name}.json" for name in SLICES]
-    reports = [msgspec.json.decode(p.read_bytes(), type=Report) for p in paths if p.exists()]
-    rate = f"{reports[-1].inside['copy_rate']:.0f} GB/s"
-    copies = Figure(what="copies within device memory, read and written", value=rate)
-    return page(reports[-1].machine, [copies, *(f for report in reports for f in report.figures)])
+    """The page of all slices that are there, each below the machine and day that it was made on,
+    with the rate of copies that its bounds are made of."""
+    tables: dict[str, list[Figure]] = {}
+    for name in SLICES:
+        path = folder / f"gpu-check-{name}.json"
+        if path.exists():
+            report = msgspec.json.decode(path.read_bytes(), type=Report)
+            what = f"{name}: copies within device memory, read and written"
+            copies = Figure(what=what, value=f"{report.inside['copy_rate']:.0f} GB/s")
+            tables.setdefault(report.machine, []).extend([copies, *report.figures])
+    return page(tables)
 
 
 def main() -> int:
@@ -520,11 +549,11 @@ def main() -> int:
     about = environment.gather_facts()
     software = f"{inside['software']}, driver {about['gpus'].get('driver')}"
     machine = f"{inside['gpus']} x {inside['device']}, {software}, {datetime.now(UTC):%Y-%m-%d}"
-    wrong = []
+    found: list[Figure] = []
     for name in chosen.slice or SLICES:
         check = Check(chosen.output, inside["gpus"])
         figures = measured(check, inside, SLICES[name])
-        wrong += [f for f in figures if f.met is False and f.goal in ("all", "none fails")]
+        found += figures
         whole = Report(
             machine=machine,
             environment=about,
@@ -536,7 +565,15 @@ def main() -> int:
         (chosen.output / f"gpu-check-{name}.json").write_bytes(encoded)
         (chosen.output / "gpu-check.md").write_text(told(chosen.output))
     print(told(chosen.output))
-    return Exit.BAD if wrong else Exit.OK
+    return judge(found)
+
+
+def judge(figures: Sequence[Figure]) -> Exit:
+    """The exit status."""
+    if any(figure.met is False and figure.goal in ("all", "none fails") for figure in figures):
+        return Exit.BAD
+    is_any_known = any(figure.met is not None or "cut short" in figure.value for figure in figures)
+    return Exit.OK if is_any_known else Exit.CANNOT_RUN
 
 
 if __name__ == "__main__":

@@ -123,12 +123,15 @@ def main() -> None:
         "copy_rate": copy_rate(device),
         "graphs": [],
         "why_not": "",
+        "failure": "",
     }
     torch.cuda.empty_cache()
     try:
         found["graphs"] = [graphs(nbytes, inner) for nbytes, inner in CASES]
-    except (CollbenchError, ImportError, RuntimeError) as e:
+    except (CollbenchError, ImportError) as e:
         found["why_not"] = first_line(e)
+    except RuntimeError as e:
+        found["failure"] = first_line(e)
     print(msgspec.json.encode(found).decode())
 
 

@@ -61,7 +61,7 @@ def file(cases: list[tuple[Case, float]], **fields: Any) -> RunFile:
         for case, ns in cases
     ]
     world = factories.world(backend="symm", n=2)
-    return factories.make_file(found, [world], None, "x", environment={})
+    return factories.make_file(found, [world], name="x", environment={})
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -201,26 +201,59 @@ def test_a_stage_that_cannot_run_says_why_and_the_others_go_on(
         and told["tests/gpu"] == "3 passed"
     )
     assert check.details["nccl"] == [{"algorithm": "native", "n": 1, "nbytes": 8, "ns": 5000.0}]
-    text = gpu.page("1 x Imagined 9000", figures)
+    text = gpu.page({"1 x Imagined 9000": figures})
     assert text.count("\n| ") == len(figures) + 1 and "| tests/gpu | 3 passed |  | yes |" in text
 
 
 def test_the_page_tells_of_all_slices_that_are_there(gpu: ModuleType, tmp_path: Path) -> None:
-    for name in ("tests", "quick"):
+    for name, machine in (("tests", "8 x Imagined 9000"), ("quick", "1 x Imagined 5000")):
         report = gpu.Report(
-            machine="1 x Imagined 9000",
+            machine=machine,
             environment={},
-            inside={"copy_rate": 3000.0},
+            inside={"copy_rate": 3000.0 if name == "tests" else 500.0},
             figures=[gpu.Figure(what=f"what {name} shows", value="3 passed")],
             details={},
         )
         (tmp_path / f"gpu-check-{name}.json").write_bytes(msgspec.json.encode(report))
     lines = gpu.told(tmp_path).splitlines()
-    assert [line.split(" | ")[0] for line in lines[6:]] == [
-        "| copies within device memory, read and written",
-        "| what quick shows",
-        "| what tests shows",
+    copies = "copies within device memory, read and written"
+    assert [line for line in lines[4:] if line and not line.startswith(("|--", "| what |"))] == [
+        "## 1 x Imagined 5000",
+        f"| quick: {copies} | 500 GB/s |  |  |",
+        "| what quick shows | 3 passed |  |  |",
+        "## 8 x Imagined 9000",
+        f"| tests: {copies} | 3000 GB/s |  |  |",
+        "| what tests shows | 3 passed |  |  |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_failure"), [(4, True), (70, True), (1, True), (-11, True), (2, False), (5, False)]
+)
+def test_a_collbench_that_hangs_or_crashes_has_failed_and_one_that_cannot_run_has_not(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_failure: bool
+) -> None:
+    check = gpu.Check(tmp_path, 2)
+    ended = subprocess.CompletedProcess([], code, "", "collbench: rank 1 did not move\n")
+    monkeypatch.setattr(check, "run", lambda command: ended)
+    stages = {"nccl": lambda check, _: gpu.native(check)}
+    (figure,) = gpu.measured(check, {}, stages)
+    assert (figure.met is False) == is_failure and "rank 1 did not move" in figure.value
+    assert gpu.judge([figure]) == (1 if is_failure else 5)
+    fine = gpu.Figure(what="tests/gpu", value="3 passed", goal="none fails", met=True)
+    assert gpu.judge([figure, fine]) == int(is_failure)
+
+
+def test_a_run_for_which_no_time_was_left_is_cut_short_and_not_all(gpu: ModuleType) -> None:
+    fine = file([(case("ring", 2, KIB), 10.0)])
+    (cut,) = gpu.verified("symm", msgspec.structs.replace(fine, end=None))
+    assert cut.met is None and cut.value == "1 cases, then cut short"
+    assert gpu.judge([cut]) == 0
+
+
+def test_graphs_that_fail_are_no_missing_triton(gpu: ModuleType) -> None:
+    with pytest.raises(gpu.Failed, match="illegal memory access"):
+        list(gpu.graphs({"failure": "CUDA error: an illegal memory access", "why_not": ""}))
 
 
 def test_ranks_that_share_a_gpu_come_last_and_alone_and_never_more_than_two(
@@ -263,6 +296,13 @@ def test_a_machine_without_a_network_installs_only_from_its_folder_of_wheels(
     assert len(installs) == 1 and "--no-index" in installs[0] and "--no-deps" in installs[0]
     (run,) = (line for line in told.splitlines() if "tests/perf/gpu.py" in line)
     assert f"{tmp_path}/v/wheels" in run and "python3 tests/perf/gpu.py" in run
+
+
+def test_a_report_of_gpu_check_has_the_runs_of_this_call_alone() -> None:
+    """A folder may hold what another machine left there."""
+    printed = make("-n", "gpu-check", "OUT=there", "SLICE=quick", "WHEELS=there", "PYTHON=python3")
+    assert "touch there/begun" in printed and "-newer there/begun" in printed
+    assert "-o there/report-quick.html" in printed
 
 
 def test_a_torch_too_new_for_the_driver_is_named_with_both_versions(
