@@ -511,10 +511,11 @@ class Protocol:
     def _look_again(self, sampler: Sampler) -> Steps[tuple[_Block | None, float]]:
         """A block of one sample, where the first call took longer than its case may. What else a
         first call does (a library connects ranks, or loads its code) may have made it so: of a
-        sample that takes less, there is no block, but how many ns it took, at rank 0."""
+        sample that takes less, there is no block, but how many ns it took, the same at all
+        ranks."""
         block = yield from self._take_block(sampler, 1)
-        took = float(self._times(block.samples).max()) if block.samples is not None else math.inf
-        (slow,) = self._control.decide([int(is_longer_than_case(self._policy, took))])
+        took = int(self._times(block.samples).max()) if block.samples is not None else 0
+        slow, took = self._control.decide([int(is_longer_than_case(self._policy, took)), took])
         if slow:
             return block, took
         self._blocks = Blocks(self._calibrator)

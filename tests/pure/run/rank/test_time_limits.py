@@ -239,6 +239,24 @@ def test_calls_that_all_take_longer_than_their_case_are_made_once(clock: Clock, 
     assert found.warmup == 0 and found.samples.durations.shape == (1, 1) and seconds < 0.8
 
 
+def test_a_rank_without_the_samples_goes_by_the_second_call_that_rank_0_saw(clock: Clock) -> None:
+    """Which it needs to be finite."""
+
+    class Follower(Control):
+        def decide(self, values: list[int]) -> list[int]:
+            return [0, 5 * MS][: len(values)]
+
+    class Unseen(Sampler):
+        def take(self, number: int, sync: Sync) -> None:
+            super().take(number, sync)
+
+    follower = Follower(0, 1)
+    sampler = Unseen([(lambda: clock.spend(MS), (0,))], 1, follower, do_nothing)
+    sync = Sync("none", follower, None)
+    seen = Protocol(limited(0.2), follower, sync, lambda inner: sampler, "isolated")
+    assert without_pause(seen._look_again(sampler)) == (None, 5 * MS)
+
+
 def test_a_slow_first_call_is_not_looked_at_again_where_warm_up_is_given(clock: Clock) -> None:
     found, _ = protocol(clock, limited(0.2, warmup=0), first_ns=300 * MS)
     assert found.warmup == 0
