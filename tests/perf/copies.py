@@ -7,14 +7,15 @@ at rank 0. Below some 64 KiB most of a time is Python's.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from mpi4py import MPI
 
 from collbench.machine import cpus
 from collbench.run.launch.board import Board
@@ -23,7 +24,16 @@ WINDOW_NS = 200_000
 clock = time.perf_counter_ns
 
 
+def slowest_median(everyone: Sequence[Sequence[float]]) -> float | None:
+    """The median over turns of the slowest rank, of those in which none was late (inf)."""
+    slowest = np.max(everyone, axis=0)
+    together = slowest[np.isfinite(slowest)]
+    return float(np.median(together)) if len(together) else None
+
+
 def main() -> None:
+    from mpi4py import MPI
+
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
@@ -47,16 +57,16 @@ def main() -> None:
             np.copyto(recv, send)
             taken = clock() - begin
             turn += 1
-            if turn > 2 * slots and not late:
-                times.append(taken)
+            if turn > 2 * slots:
+                times.append(math.inf if late else taken)
             if turn % 10 == 0 and turn > 2 * slots + 20:
                 enough = comm.bcast(time.monotonic() - began > float(sys.argv[2]) or turn > 2000)
-        lengths = comm.allgather(len(times))
-        everyone = comm.gather(times[: min(lengths)])
-        if everyone is not None:
-            found[str(size)] = float(np.median(np.max(everyone, axis=0)))
+        everyone = comm.gather(times)  # as many of each, as all are told to end
+        if everyone is not None and (median := slowest_median(everyone)) is not None:
+            found[str(size)] = median
     if comm.rank == 0:
         print(msgspec.json.encode(found).decode())
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@ these."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -87,3 +88,10 @@ def test_the_report_on_faults_counts_only_what_was_asked() -> None:
                 assert not all(name in each for each in asked), (fault, world, phase, name)
             else:
                 assert any(name in each for each in asked), (fault, world, phase, name)
+
+
+def test_a_copy_is_the_slowest_of_one_turn_in_which_no_rank_was_late() -> None:
+    copies = load_script("copies")
+    late = math.inf
+    assert copies.slowest_median([[1, late, 3, 9], [2, 5, late, 4]]) == 5.5
+    assert copies.slowest_median([[late, 1], [1, late]]) is None
