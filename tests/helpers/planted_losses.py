@@ -7,6 +7,7 @@ them, with all of their times multiplied by a factor of the node's own.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,9 +37,22 @@ class Real(NamedTuple):
     launches: list[tuple[World, list[Record]]]
 
 
+def list_real() -> list[Path]:
+    """The files of the real launches."""
+    return sorted(REAL.glob("*.jsonl"))
+
+
+def digest_real() -> str:
+    """The first 12 digits of the SHA-256 of these files."""
+    whole = hashlib.sha256()
+    for path in list_real():
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:12]
+
+
 def read_real() -> Real:
     """The launches, each with the rows of the larger sizes that all of them have, of both sides."""
-    files = [run_file.read_file(path) for path in sorted(REAL.glob("*.jsonl"))]
+    files = [run_file.read_file(path) for path in list_real()]
     by_round: dict[tuple[int, int], list[tuple[World, Record]]] = {}
     for file in files:
         worlds = {world.index: world for world in file.worlds}

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from planted_losses import digest_real
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
@@ -45,6 +46,11 @@ def test_what_make_makes_again_is_said_so() -> None:
     assert made
     said = {name: re.search(r"`make (\w+)`", row) for name, row in ROWS.items()}
     assert {name: match[1] for name, match in said.items() if match} == made
+
+
+def test_gate_power_was_made_of_the_runs_that_are_there() -> None:
+    digests = re.findall(r"SHA-256 (\w+)", (REPORTS / "gate-power.md").read_text())
+    assert digests == [digest_real()], "python tests/perf/gate_power.py makes it anew"
 
 
 INTERVAL = re.compile(r"(\d\.\d+)\s+\[(\d\.\d+),\s+(\d\.\d+)\]")
