@@ -151,8 +151,7 @@ class Rank:
         self.optimizer.zero_grad()
 
     def steps(self, count: int, recording: Any, kind: str) -> float:
-        """Steps, once the ranks have met: seconds."""
-        dist.barrier()
+        """The seconds of steps."""
         start = time.perf_counter()
         for _ in range(count):
             self.step()
@@ -167,16 +166,18 @@ class Rank:
         if kind == "recorded":
             recording = collbench.record(folder, steps=self.job.steps + 2, optimizer=False)
             self.once["begin"].append(time.perf_counter() - began)
+        dist.barrier()
         first = self.steps(1, recording, kind)
         if kind in self.once:
             self.once[kind].append(first)
-        start, used = time.perf_counter(), time.process_time()
-        self.steps(self.job.steps, recording, kind)
+        dist.barrier()
+        used = time.process_time()
+        timed = self.steps(self.job.steps, recording, kind)
         end, used = time.perf_counter(), time.process_time() - used
         if kind == "recorded":
             recording.close()
             self.once["end"].append(time.perf_counter() - end)
-        took, cpu = (torch.tensor([each], dtype=torch.float64) for each in (end - start, used))
+        took, cpu = (torch.tensor([each], dtype=torch.float64) for each in (timed, used))
         dist.all_reduce(took, dist.ReduceOp.MAX)
         dist.all_reduce(cpu)
         return [took.item(), cpu.item()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import make_file
@@ -95,3 +96,28 @@ def test_a_copy_is_the_slowest_of_one_turn_in_which_no_rank_was_late() -> None:
     late = math.inf
     assert copies.slowest_median([[1, late, 3, 9], [2, 5, late, 4]]) == 5.5
     assert copies.slowest_median([[late, 1], [1, late]]) is None
+
+
+def test_ranks_of_a_recorded_job_meet_before_the_clocks_of_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What one waits for another there is no cost of recording."""
+    recording = load_script("recording")
+    done: list[str] = []
+
+    def clock() -> float:
+        done.append("clock")
+        return float(len(done))
+
+    timers = SimpleNamespace(perf_counter=clock, process_time=clock)
+    monkeypatch.setattr(recording, "time", timers)
+    monkeypatch.setattr(recording.dist, "barrier", lambda: done.append("barrier"))
+    monkeypatch.setattr(recording.dist, "all_reduce", lambda *given: None)
+    one = object.__new__(recording.Rank)
+    one.job, one.once = recording.JOBS["ddp"], {"plain": []}
+    monkeypatch.setattr(recording.Rank, "step", lambda self: done.append("step"))
+    took, used = one.block("plain", "")
+    text = " ".join(done)
+    steps = " ".join(["step"] * recording.STEPS)
+    assert text.endswith(f"barrier clock clock {steps} clock clock clock")
+    assert (took, used) == (recording.STEPS + 1, recording.STEPS + 4)
