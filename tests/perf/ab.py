@@ -128,19 +128,32 @@ def took(pair: tuple[RunFile, RunFile]) -> float:
 def told(args: argparse.Namespace) -> list[list[str]]:
     """A section on experiments with two equal sides, and one on each share that was planted."""
     pairs = experiments(args.home, "aa")
-    found = [alike_lines(pairs, args.suite, args.budget)] if pairs else []
+    found = [alike_lines(pairs)] if pairs else []
     for share in SHARES:
         if pairs := experiments(args.home, f"planted-{share}"):
             found.append(planted_lines(share, pairs))
     return found
 
 
-def alike_lines(pairs: list[tuple[RunFile, RunFile]], suite: str, budget: str) -> list[str]:
+def describe_machine(pairs: list[tuple[RunFile, RunFile]]) -> str:
+    """Where and when these experiments were made."""
+    return sections.machine("ab.py", [file.run for pair in pairs for file in pair])
+
+
+def list_given(pairs: list[tuple[RunFile, RunFile]], option: str) -> str:
+    """What the experiments' own commands have after an option."""
+    commands = [base.run.command for base, _ in pairs]
+    given = {words[words.index(option) + 1] for words in commands if option in words}
+    return ",".join(sorted(given))
+
+
+def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
     """A table of experiments with two equal sides."""
+    suite, budget = (list_given(pairs, option) for option in ("--suite", "--budget"))
     found = [
         f"## Both sides the same (`collbench ab --suite {suite} --aa --budget {budget}`)",
         "",
-        sections.machine("ab.py"),
+        describe_machine(pairs),
         "",
         "| experiment | rows | could have failed | verdicts | median MDE | minutes | exit |",
         "|---|--:|--:|---|--:|--:|--:|",
@@ -177,7 +190,7 @@ def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]
     found = [
         f"## {share} planted at {', '.join(SLOWED)}, of eight sizes (`--tau {SHARES[share]}`)",
         "",
-        sections.machine("ab.py"),
+        describe_machine(pairs),
         "",
         f"Rows are ring in shared memory. {share} are of medians of a run before each experiment:",
         "so many microseconds were added to each call. *Planted* says what share that is of the",

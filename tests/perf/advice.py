@@ -37,7 +37,7 @@ from collbench.features.advise.formats import load_formats
 from collbench.features.compare import comparison
 from collbench.features.compare.verdict import Judged
 from collbench.records import run_file
-from collbench.records.types import RunFile
+from collbench.records.types import Run, RunFile
 
 TITLE = "Does collbench tune advise what is true?"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
@@ -83,12 +83,14 @@ class RowFound(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What came of one tune: its exit code, seconds, and rows; None where it wrote no report."""
+    """What came of one tune: its exit code, seconds, and rows; None where it wrote no report. Of
+    its runs, the first lines."""
 
     command: str
     exit: int
     seconds: float
     rows: tuple[RowFound, ...] | None
+    runs: tuple[Run, ...] = ()
 
 
 def parse_rows(report: Mapping[str, Any]) -> tuple[RowFound, ...]:
@@ -137,7 +139,19 @@ def tune(folder: Path, python: str, *args: str, write_format: str = "words") -> 
     told = json.loads(saved.read_text())
     report = folder / "advice.json"
     rows = parse_rows(json.loads(report.read_text())) if report.exists() else None
-    return Tuned(told["command"], told["exit"], told["seconds"], rows)
+    runs = tuple(map(run_file.read_run, sorted((folder / "runs").glob("*.jsonl"))))
+    return Tuned(told["command"], told["exit"], told["seconds"], rows, runs)
+
+
+def describe_machine(part: str, outcomes: Sequence[Tuned]) -> str:
+    """Where and when these tunes were made."""
+    return sections.machine(f"advice.py {part}", [run for of in outcomes for run in of.runs])
+
+
+def list_commands(outcomes: Sequence[Tuned]) -> str:
+    """The commands of tunes, each once, without this machine's folders."""
+    commands = dict.fromkeys(shorten(outcome.command) for outcome in outcomes)
+    return ", ".join(f"`{command}`" for command in commands)
 
 
 def run(home: Path, python: str, command: Sequence[str]) -> tuple[int, float]:
@@ -185,15 +199,17 @@ def control_lines(outcomes: Sequence[Tuned]) -> list[str]:
     """A section on settings that do nothing."""
     reports = [outcome.rows for outcome in outcomes if outcome.rows is not None]
     empty = sum(not rows for rows in reports)
+    right = sum(outcome.rows == () and outcome.exit == 0 for outcome in outcomes)
     false = [row.label for rows in reports for row in rows]
     lines = [
         "## Settings that do nothing",
         "",
-        sections.machine("advice.py control"),
+        describe_machine("control", outcomes),
         "",
-        f"`{shorten(outcomes[0].command)}`, {len(outcomes)} times: {CONTROL[0]} is read by nobody.",
-        f"**{empty} of {len(outcomes)} files are empty.** Exit codes:"
-        f" {', '.join(map(str, sorted({outcome.exit for outcome in outcomes})))}.",
+        f"{list_commands(outcomes)}, {len(outcomes)} times: {CONTROL[0]} is read by nobody.",
+        f"**{empty} of {len(outcomes)} files are empty**: {right} of tunes that decided some of"
+        f" their sizes (exit 0), {empty - right} of tunes that decided none (exit 3), which shows"
+        " nothing.",
     ]
     lines += [f"{len(outcomes) - len(reports)} wrote no report."] * (len(reports) < len(outcomes))
     return lines + (["", "False rows:", *(f"- {label}" for label in false)] if false else [])
@@ -221,9 +237,9 @@ def planted_lines(outcomes: Sequence[Tuned]) -> list[str]:
     lines = [
         f"## {planted_gain.GAIN:.0%} planted at {sizes}",
         "",
-        sections.machine("advice.py planted"),
+        describe_machine("planted", outcomes),
         "",
-        f"`{shorten(outcomes[0].command)}`",
+        list_commands(outcomes),
         "",
         "| tune | rows | exactly the planted | gains [interval] | interval holds it | minutes |",
         "|--:|---|---|---|--:|--:|",
@@ -304,7 +320,7 @@ def library_lines(
     lines = [
         f"## {key}, {n} ranks",
         "",
-        sections.machine("advice.py libraries"),
+        describe_machine("libraries", [outcome]),
         "",
         f"`{outcome.command}`: {outcome.seconds / 60:.1f} minutes, exit {outcome.exit}.",
     ]

@@ -210,7 +210,12 @@ def outcome(name: str, seed: int, named: Sequence[str], said: str, began: float)
         "said": said,
         "seconds": round(time.monotonic() - began, 1),
         "day": sections.today(),
+        "machine": describe_cpu(),
     }
+
+
+def describe_cpu() -> str:
+    return f"{environment.gather_facts()['cpu'].get('model')}, {cpus.core_count()} cores"
 
 
 def struck(name: str, seed: int) -> Result:
@@ -308,11 +313,9 @@ def main() -> None:
         with chosen.runs.open("a") as out:
             out.write(json.dumps(result) + "\n")
         print(json.dumps(result), file=sys.stderr)
-    about = environment.gather_facts()
-    machine = (
-        f"{about['cpu'].get('model')}, {cpus.core_count()} cores,"
-        f" {sections.between(result.get('day', chosen.date) for result in found)}"
-    )
+    machines = dict.fromkeys(result.get("machine", describe_cpu()) for result in found)
+    days = sections.between(result.get("day", chosen.date) for result in found)
+    machine = f"{'; '.join(machines)}, {days}"
     chosen.output.write_text(PAGE.format(machine=machine, lines="\n".join(tallied(found))))
 
 

@@ -144,6 +144,7 @@ class Seen(NamedTuple):
     seconds: float
     checks: dict[str, bool]
     day: str = ""
+    machine: str = ""
 
     @property
     def wrong(self) -> list[str]:
@@ -169,6 +170,10 @@ CHECKS = (
     SHARED,
     WHOLE,
 )
+
+
+def describe_machine() -> str:
+    return f"{os.cpu_count()} CPUs, Python {platform.python_version()}"
 
 
 @contextmanager
@@ -224,7 +229,7 @@ class Trial:
             code = self._process.poll()
             text = Path(said.name).read_text(errors="replace")
             checks = self._checks(ended, code, text, shared) if hit else self._unhit(ended, code)
-            return Seen(hit, code, text, took, checks, sections.today())
+            return Seen(hit, code, text, took, checks, sections.today(), describe_machine())
 
     def _command(self) -> list[str]:
         backend, n = self._cell.world.split()[0], str(self._cell.ranks)
@@ -454,6 +459,7 @@ def describe_asked(seen: dict[Cell, list[Seen]]) -> str:
 def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse.Namespace) -> str:
     days = sections.between(t.day or asked.date for trials in seen.values() for t in trials)
     every = [trial for trials in seen.values() for trial in trials]
+    machines = dict.fromkeys(trial.machine or describe_machine() for trial in every)
     well = sum(not trial.wrong for trial in every)
     tried = sum(map(bool, seen.values()))
     left = "; time was over before the rest" if tried < len(seen) else ""
@@ -465,8 +471,8 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
             "",
             f"{well} of {len(every)} trials were as documented, of {tried} of {len(seen)}"
             f" cells{left}. Made by `python tests/perf/faults.py --trials {asked.trials}"
-            f" --seed {asked.seed} --at-once {asked.at_once}` on {os.cpu_count()} CPUs, Python"
-            f" {platform.python_version()}, {days}; -T {TIMEOUT}.{shm}",
+            f" --seed {asked.seed} --at-once {asked.at_once}` on {'; '.join(machines)}, {days};"
+            f" -T {TIMEOUT}.{shm}",
             "",
             "A number is of trials in which the fault came in time, and which could fail the check;"
             f" bold where it is not all of these, - where there is none. {describe_asked(seen)}"

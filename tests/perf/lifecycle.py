@@ -11,10 +11,7 @@ be none, and exit code 1 says that there is one.
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -23,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import sections
 
 from collbench.core.text import format_duration
 from collbench.features.lifecycle import rows
@@ -190,12 +188,12 @@ def main() -> int:
         make_runs(given.runs, given.kills, given.groups, given.launches)
     killed = [run_file.read_file(path) for path in sorted(given.runs.glob("kill-*.jsonl"))]
     lines, silent = describe_losses(killed, given.kills)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    runs = [file.run for file in killed]
     text = [
         "# Lives and losses of communicators",
         "",
-        f"`python tests/perf/lifecycle.py`, {datetime.date.today().isoformat()}, {machine};"
-        f" {', '.join({w.library for f in killed for w in f.worlds})}.",
+        f"{sections.machine('lifecycle.py', runs)} Library:"
+        f" {', '.join(dict.fromkeys(w.library for f in killed for w in f.worlds))}.",
         "",
         "## Ranks killed at random moments",
         "",

@@ -4,11 +4,13 @@ others' as they are."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from collbench.machine import environment
+from collbench.records.types import Run
 
 HEAD = "## "
 
@@ -36,11 +38,20 @@ def between(days: Iterable[str]) -> str:
     return " to ".join(dict.fromkeys((known[0], known[-1]))) if known else "-"
 
 
-def machine(script: str) -> str:
-    """The line that says where, with what and when a section was made."""
-    here = environment.gather_facts()
+def describe_place(facts: Mapping[str, Any] | None = None) -> str:
+    """The machine and its software, of what is known of them: by default of this one."""
+    known = environment.gather_facts() if facts is None else facts
     return (
-        f"{here['cpu']['model']}, {here['cpu']['cores']} cores, {platform.system()}"
-        f" {here['kernel']}, torch {here['libraries'].get('torch')}, {today()}."
-        f" Made by `python tests/perf/{script}`."
+        f"{known['cpu']['model']}, {known['cpu']['cores']} cores, {platform.system()}"
+        f" {known['kernel']}, torch {known['libraries'].get('torch')}"
+    )
+
+
+def machine(script: str, runs: Sequence[Run] = ()) -> str:
+    """The line that says where, with what and when a section was made: by its runs, which may be
+    of earlier days and other machines; without any it is made here and now."""
+    places = dict.fromkeys(describe_place(run.environment) for run in runs)
+    days = between(run.started[:10] for run in runs) if runs else today()
+    return (
+        f"{'; '.join(places or [describe_place()])}, {days}. Made by `python tests/perf/{script}`."
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from factories import make_file
+from factories import ENVIRONMENT, make_file
 from scripts import load_script
 
 from collbench.machine.load import Load
@@ -121,3 +121,15 @@ def test_ranks_of_a_recorded_job_meet_before_the_clocks_of_its_steps(
     steps = " ".join(["step"] * recording.STEPS)
     assert text.endswith(f"barrier clock clock {steps} clock clock clock")
     assert (took, used) == (recording.STEPS + 1, recording.STEPS + 4)
+
+
+def test_sections_on_experiments_made_before_have_their_day_machine_and_options() -> None:
+    ab = load_script("ab")
+    command = ["collbench", "ab", "--suite", "old.toml", "--aa", "--budget", "7m", "--tag", "aa1"]
+    pair = tuple(
+        make_file([], command=command, started="2026-01-02T03:04:05+00:00") for _ in range(2)
+    )
+    text = ab.describe_machine([pair])
+    assert ", 2026-01-02. Made by" in text and ENVIRONMENT["cpu"]["model"] in text
+    given = [ab.list_given([pair], option) for option in ("--suite", "--budget", "--rounds")]
+    assert given == ["old.toml", "7m", ""]

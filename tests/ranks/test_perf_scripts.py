@@ -65,7 +65,7 @@ SMALL: dict[str, tuple[Form, ...]] = {
     "advice.py": (
         Form(
             "control --home home --repetitions 1 --budget 1s --backend planted --output out.md",
-            row=r"\*\*\d of 1 files are empty\.\*\* .*",
+            row=r"\*\*\d of 1 files are empty\*\*: .*",
         ),
         Form("planted --home home --repetitions 1 --budget 1s --output out.md"),
         Form(

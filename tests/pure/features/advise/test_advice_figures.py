@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import factories
 import msgspec
 import pytest
 from scripts import load_script
@@ -98,10 +99,34 @@ def outcome(script: ModuleType, content: dict[str, Any] | None, code: int = 0) -
 def test_a_false_row_of_the_control_is_counted_and_named(script: ModuleType) -> None:
     empty, false = outcome(script, report()), outcome(script, report(*SIZES, name="X=1"))
     text = "\n".join(script.control_lines([empty, empty]))
-    assert "**2 of 2 files are empty.**" in text and "False rows" not in text
+    assert "**2 of 2 files are empty**" in text and "False rows" not in text
     text = "\n".join(script.control_lines([empty, false, outcome(script, None, 3)]))
-    assert "**1 of 3 files are empty.**" in text and "1 wrote no report" in text
-    assert "- all_reduce on 2 ranks, 256 KiB to 4 MiB: X=1" in text and "0, 3" in text
+    assert "**1 of 3 files are empty**" in text and "1 wrote no report" in text
+    assert "- all_reduce on 2 ranks, 256 KiB to 4 MiB: X=1" in text
+
+
+def test_an_empty_file_of_a_tune_that_decided_nothing_is_counted_apart(script: ModuleType) -> None:
+    empty, nothing = outcome(script, report()), outcome(script, report(), 3)
+    text = "\n".join(script.control_lines([empty, nothing, nothing]))
+    assert "**3 of 3 files are empty**: 1 of tunes that decided" in text
+    assert "2 of tunes that decided none (exit 3)" in text
+
+
+def test_a_section_says_where_and_when_its_tunes_were_made(script: ModuleType) -> None:
+    """And by which commands, which need not be those of today."""
+    made = factories.run(started="2026-01-02T03:04:05+00:00")
+    outcomes = [
+        outcome(script, report())._replace(
+            command=f"collbench tune --budget {budget}", runs=(made,)
+        )
+        for budget in ("1m", "2m")
+    ]
+    for lines in (script.control_lines(outcomes), script.planted_lines(outcomes)):
+        text = "\n".join(lines)
+        assert ", 2026-01-02. Made by" in text and made.environment["cpu"]["model"] in text
+        assert "`collbench tune --budget 1m`, `collbench tune --budget 2m`" in text
+    (lines,) = (script.library_lines("openmpi", 2, outcomes[0], "", []),)
+    assert ", 2026-01-02. Made by" in lines[2]
 
 
 def test_planted_rows_are_counted(script: ModuleType) -> None:
