@@ -3,6 +3,7 @@
 ``python tests/perf/fuzz.py --number 100000`` takes half an hour; ``--kind`` chooses some. Whatever
 ends neither well nor in an error for people is printed with its seed, and the exit code is 1. Each
 500 are tried in a process of their own, of which the largest is told: a command reads few files.
+One that is killed is a fault, too, and its other files are in no column.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from functools import partial
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
@@ -43,7 +47,7 @@ def main() -> int:
             counts, longest, rss = tally(kind, seeds, given.commands, folder)
             faults += counts["fault"]
             read = counts["read"] + counts["read, and by the command"]
-            refused = given.number - read - counts["fault"]
+            refused = given.number - read - counts["fault"] - counts["killed"]
             ran = counts["read, and by the command"] + counts["refused by the command"]
             print(
                 f"{kind:12} {given.number:7} {read:9} {refused:8} {ran:11} {counts['fault']:7}"
@@ -58,13 +62,40 @@ def tally(kind: str, seeds: range, every: int, folder: str) -> tuple[Counter[str
     parts = [seeds[at : at + EACH] for at in range(0, len(seeds), EACH)]
     counts: Counter[str] = Counter()
     longest, most = 0.0, 0
-    with multiprocessing.get_context("fork").Pool(maxtasksperchild=1) as pool:
-        for found, took, rss in pool.imap_unordered(
-            partial(tried, kind, every=every, folder=folder), parts
-        ):
-            counts += found
-            longest, most = max(longest, took), max(most, rss)
+    for found, took, rss in try_parts(kind, parts, every, folder):
+        counts += found
+        longest, most = max(longest, took), max(most, rss)
     return counts, longest, most
+
+
+def try_parts(
+    kind: str, parts: Sequence[range], every: int, folder: str
+) -> Iterator[tuple[Counter[str], float, int]]:
+    """The same of each part, in a process of its own: one fault where that is killed, of which
+    nothing else is known."""
+    fork = multiprocessing.get_context("fork")
+    left, running = [*parts], dict[Connection, tuple[range, ForkProcess]]()
+    while left or running:
+        while left and len(running) < (os.cpu_count() or 1):
+            seeds = left.pop(0)
+            here, there = fork.Pipe(duplex=False)
+            process = fork.Process(target=send, args=(there, kind, seeds, every, folder))
+            process.start()
+            there.close()
+            running[here] = seeds, process
+        for here in cast(list[Connection], wait([*running])):
+            seeds, process = running.pop(here)
+            try:
+                yield here.recv()
+            except EOFError:
+                print(kind, f"killed in seeds {seeds[0]} to {seeds[-1]}", sep="\n  ", flush=True)
+                yield Counter(fault=1, killed=len(seeds) - 1), 0.0, 0
+            process.join()
+            here.close()
+
+
+def send(to: Connection, kind: str, seeds: range, every: int, folder: str) -> None:
+    to.send(tried(kind, seeds, every=every, folder=folder))
 
 
 def tried(kind: str, seeds: range, every: int, folder: str) -> tuple[Counter[str], float, int]:

@@ -4,9 +4,12 @@ these."""
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import ENVIRONMENT, make_file
@@ -133,3 +136,20 @@ def test_sections_on_experiments_made_before_have_their_day_machine_and_options(
     assert ", 2026-01-02. Made by" in text and ENVIRONMENT["cpu"]["model"] in text
     given = [ab.list_given([pair], option) for option in ("--suite", "--budget", "--rounds")]
     assert given == ["old.toml", "7m", ""]
+
+
+def test_a_process_that_is_killed_while_files_are_read_is_a_fault_and_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fuzz = load_script("fuzz")
+    monkeypatch.setattr(fuzz, "EACH", 5)
+
+    def tried(kind: str, seeds: range, every: int, folder: str) -> tuple[Any, float, int]:
+        if 7 in seeds:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fuzz.Counter(read=len(seeds)), 0.0, 1
+
+    monkeypatch.setattr(fuzz, "tried", tried)
+    counts, _, _ = fuzz.tally("run", range(15), 10, str(tmp_path))
+    assert counts == {"read": 10, "fault": 1, "killed": 4}
+    assert "killed in seeds 5 to 9" in capsys.readouterr().out
