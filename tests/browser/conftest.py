@@ -3,12 +3,14 @@ fetched."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import stop_without
 
 Visit = Callable[..., Any]
 CHROMIUM = next(
@@ -21,9 +23,12 @@ PATIENCE = 120_000  # milliseconds, on a machine that does much else
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if importlib.util.find_spec("playwright") is None:
+        stop_without("browser", "playwright is not installed")
     if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
+        stop_without("browser", "no Chromium on this machine")
+    from playwright import sync_api
+
     sync_api.expect.set_options(timeout=PATIENCE / 4)
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import network
 import pytest
+from needs import stop_without
 
 
 @pytest.fixture(scope="session")
 def possible() -> None:
     if reason := network.why_not():
-        pytest.skip(reason)
+        stop_without("lab", reason)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import shells
+from needs import stop_without
 from network import Host, Lab
 from shells import Shells
 
@@ -29,7 +30,7 @@ ENDLESS = (
 @pytest.fixture(scope="module", autouse=True)
 def has_sshd() -> None:
     if reason := shells.why_not():
-        pytest.skip(reason)
+        stop_without("sshd", reason)
 
 
 @pytest.fixture
