@@ -24,12 +24,14 @@ NEAR = 3  # nights before the step that a change may be placed at
 
 
 class Setting(NamedTuple):
-    """Scatter from night to night, the step as a share, and how much of a night's scatter the next
-    one keeps."""
+    """Scatter from night to night, the step as a share, how much of a night's scatter the next
+    one keeps, and the share of its variance that neighbouring rows have in common: above 0 they
+    have all odd nights in common, too."""
 
     sigma: float
     step: float = 0.0
     rho: float = 0.0
+    shared: float = 0.0
 
 
 QUIET = (Setting(0.01), Setting(0.02))
@@ -93,14 +95,26 @@ def row(rng: np.random.Generator, setting: Setting) -> np.ndarray:
     """A row's nights; with ``rho`` their common part is autoregressive."""
     nights = scatter(rng, HISTORY + NIGHTS, setting.sigma)
     if setting.rho:
-        noise = rng.normal(0, setting.sigma, len(nights))
-        for place in range(1, len(noise)):
-            noise[place] = (
-                setting.rho * noise[place - 1] + math.sqrt(1 - setting.rho**2) * noise[place]
-            )
-        nights = noise + scatter(rng, len(nights), 0.0)
+        nights = noise(rng, setting.sigma, setting.rho) + scatter(rng, len(nights), 0.0)
     nights[HISTORY:] += math.log1p(setting.step)
     return nights
+
+
+def noise(rng: np.random.Generator, sigma: float, rho: float) -> np.ndarray:
+    """The scatter of a row's nights alone, without odd ones."""
+    values = rng.normal(0, sigma, HISTORY + NIGHTS)
+    for place in range(1, len(values)) if rho else ():
+        values[place] = rho * values[place - 1] + math.sqrt(1 - rho**2) * values[place]
+    return values
+
+
+def neighbours(rng: np.random.Generator, setting: Setting) -> list[np.ndarray]:
+    """Nights of two neighbouring rows."""
+    if not setting.shared:
+        return [row(rng, setting), row(rng, setting)]
+    common = row(rng, setting._replace(sigma=setting.sigma * math.sqrt(setting.shared)))
+    own = setting.sigma * math.sqrt(1 - setting.shared)
+    return [common + noise(rng, own, setting.rho) for _ in range(2)]
 
 
 def flagged(setting: Setting, rule: Rule, trials: int, seed: int = 1) -> list[int]:
@@ -124,7 +138,7 @@ def agreed(setting: Setting, trials: int, seed: int = 2) -> list[int]:
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(trials):
-        rows = [row(rng, setting), row(rng, setting)]
+        rows = neighbours(rng, setting)
         for night in range(NIGHTS):
             one, other = (steps(nights[: HISTORY + night + 1]) for nights in rows)
             if any(abs(a - b) <= APART for a in one for b in other):

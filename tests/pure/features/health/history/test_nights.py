@@ -200,6 +200,18 @@ def test_two_rows_must_agree_so_that_even_nights_that_resemble_each_other_raise_
     assert len(watched.agreed(watched.Setting(0.01, 0.05), trials)) >= 0.6 * trials
 
 
+def test_neighbours_share_odd_nights_and_as_much_of_their_variance_as_is_said() -> None:
+    rng = np.random.default_rng(3)
+    setting = watched.Setting(0.01, rho=0.5, shared=0.5)
+    pairs = [watched.neighbours(rng, setting) for _ in range(200)]
+    both = [np.concatenate(rows) for rows in zip(*pairs, strict=True)]
+    odd, other = (rows > 0.048 for rows in both)
+    assert np.mean(other[odd]) > 0.8
+    assert np.corrcoef(*(rows[~odd & ~other] for rows in both))[0, 1] == pytest.approx(0.5, abs=0.1)
+    apart = watched.neighbours(rng, setting._replace(shared=0.0))
+    assert abs(np.corrcoef(*apart)[0, 1]) < 0.4
+
+
 def test_sixty_nights_with_a_step_in_one_band_of_sizes_name_night_and_rows_and_nothing_else() -> (
     None
 ):
