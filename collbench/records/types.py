@@ -289,12 +289,14 @@ class Operation(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
     """An operation of a rank's program in some steps that were watched one by one: when it began
-    and ended in each, after the rank had begun the step; 0 where it was not. ``alone_ns``: some
-    calls of the like of it by themselves, on the slowest rank; of rank 0's operations only.
+    and ended in each, after the rank had begun the step; 0 where it was not. ``waits_ns``: when the
+    program began to wait before it, empty where it never did. ``alone_ns``: some calls of the like
+    of it by themselves, on the slowest rank; of rank 0's operations only.
     ``without_ns`` and ``with_ns``: what steps took without it, and others of the same rounds."""
 
     begins_ns: Samples = []
     ends_ns: Samples = []
+    waits_ns: Samples = []
     alone_ns: Samples = []
     without_ns: Samples = []
     with_ns: Samples = []

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -274,7 +275,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     from msgspec.structs import replace
 
     from collbench.core.text import print_message
-    from collbench.features.training.overlap import find_overlaps
+    from collbench.features.training.overlap import find_overlaps, step_of
     from collbench.features.training.request import Wanted
     from collbench.records import run_file, store
     from collbench.records.origins import select_counting
@@ -292,7 +293,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     (step,) = file.run.suite.subjects
     matching = (
         overlap
-        for overlap in find_overlaps(select_counting(file))
+        for overlap in find_overlaps(select_counting(file), partial(step_of, file))
         if overlap.step_record.case.subject == step.title
     )
     for text in list_caveats(file.run, file.worlds):

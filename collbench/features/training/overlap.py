@@ -4,13 +4,14 @@ computation, of rounds that took its parts in turns, and where the time of its o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from collbench.features.training.parts import PARTS
+from collbench.features.training.operations import list_played
+from collbench.features.training.parts import PARTS, STEP
 from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
 from collbench.features.training.walk import Party, Walk
 from collbench.records import stats
@@ -19,25 +20,32 @@ from collbench.records.types import Operation, Record, RunFile
 from collbench.suite.case import Case
 
 TELLING = 16  # values whose dependence on their neighbours is more than chance
+ROUNDING = 1e-9  # of sums of times in another order
 
 
 class Overlap(NamedTuple):
-    """One step as it was measured; times in ns. ``exposed`` is what the step takes beyond its
-    computation, by rounds, and so are ``hidden`` and ``ideal``: the share of its communication that
-    computation hides (1: all, below 0: they are in each other's way), None where there is none to
-    speak of, and the longer of the two, over what the step takes. Intervals are at 95 %."""
+    """One step as it was measured; times in ns. ``bubble`` is how long ranks would wait for
+    each other's computation if communication took no time. ``exposed`` is what the step takes
+    beyond its computation and the bubble, by rounds, and so are ``hidden`` and ``ideal``: the share
+    of its communication that computation hides (1: all, below 0: they are in each other's way),
+    None where there is none to speak of, and the longer of the two, over what the step takes.
+    Intervals are at 95 %."""
 
     step_record: Record
     computation: Record
     communication: Record
+    bubble: float
     exposed: Shift
     hidden: Shift | None
     ideal: Shift
 
 
-def find_overlaps(records: Iterable[Record]) -> list[Overlap]:
+def find_overlaps(
+    records: Iterable[Record], find_step: Callable[[Case], Step | None] = lambda case: None
+) -> list[Overlap]:
     """An Overlap for each step whose parts were all measured in equally many rounds, also in a run
-    that ended early."""
+    that ended early. ``find_step`` gives a case's step; of one that it lacks, no bubble is
+    known."""
     by_case: dict[tuple[Case, int], dict[str, Record]] = {}
     for record in records:
         if record.case.subject and (record.status == "ok" or record.stop == "cut"):
@@ -45,18 +53,23 @@ def find_overlaps(records: Iterable[Record]) -> list[Overlap]:
             by_case.setdefault((like, record.world), {})[record.case.collective] = record
     complete = (parts for parts in by_case.values() if len(parts) == len(PARTS))
     return [
-        _make_overlap(*(parts[name] for name in PARTS))
+        _make_overlap(find_step(parts[STEP].case), *(parts[name] for name in PARTS))
         for parts in complete
         if len({len(record.times_ns) for record in parts.values()}) == 1
     ]
 
 
-def _make_overlap(step_record: Record, computation: Record, communication: Record) -> Overlap:
+def _make_overlap(
+    whole: Step | None, step_record: Record, computation: Record, communication: Record
+) -> Overlap:
+    stretch = _stretch(whole, step_record) if whole else 1.0
     times = [
         np.asarray(record.times_ns, dtype=float)
         for record in (step_record, computation, communication)
     ]
     step, comp, comm = times
+    bubble = stats.median(comp) * (stretch - 1)
+    comp = comp * stretch
     exposed = step - comp
     # what is no more than the clock's own noise hides nothing
     talks = stats.median(comm) > 2 * communication.overhead_ns
@@ -64,10 +77,29 @@ def _make_overlap(step_record: Record, computation: Record, communication: Recor
         step_record,
         computation,
         communication,
+        bubble,
         bound_mean(exposed),
         bound_mean((comm - exposed) / comm) if talks else None,
         bound_mean(np.maximum(comp, comm) / step),
     )
+
+
+def _stretch(step: Step, step_record: Record) -> float:
+    """How many times as long as the longest program's computation a step takes whose communication
+    takes no time: 1 where ranks do not wait for each other. By the times of computations in the
+    step; where these were not watched, by their FLOPs."""
+    if len(step.programs) < 2:
+        return 1.0
+    computed = _computation_times(step, step_record.operations, 1.0)
+
+    def seconds(op: Op, party: Party | None = None) -> float:
+        if op.kind != "compute" or step.compute == "none":
+            return 0.0
+        return computed.get(_work(op), 0.0) if computed else op.compute_ns or op.flops
+
+    longest = max(sum(map(seconds, program.ops)) for program in step.programs)
+    stretch = Walk(step, seconds).seconds / longest if longest else 1.0
+    return stretch if stretch > 1 + ROUNDING else 1.0
 
 
 def bound_mean(values: Floats) -> Shift:
@@ -82,9 +114,9 @@ def bound_mean(values: Floats) -> Shift:
 class Phase(NamedTuple):
     """Operations of a kind in a phase, on rank 0. In ns: ``busy``, while one of them or more was
     under way in a step; ``waited``, of that, while the program stood still; ``alone``, the sum of
-    what they take by themselves, None where that was not measured. ``sent`` bytes. Of a time in
-    which operations of several kinds were waited for, each has its part, so that all phases' add up
-    to what was waited."""
+    what they take by themselves, None where that was not measured. ``sent`` bytes, the mean of all
+    members, and ``bus``, those that busbw counts. Of a time in which operations of several kinds
+    were waited for, each has its part, so that all phases' add up to what was waited."""
 
     phase: str
     group: str
@@ -95,11 +127,13 @@ class Phase(NamedTuple):
     busy: float
     waited: float
     alone: float | None
+    bus: float = 0.0
 
     @property
     def busbw(self) -> float | None:
-        """Bytes that the rank had to send, over the time in which it may have done so; GB/s."""
-        return self.sent / self.busy if self.busy else None
+        """Bytes that busbw counts, over the time in which operations were under way, GB/s; None
+        where they move none."""
+        return self.bus / self.busy if self.bus and self.busy else None
 
     @property
     def slower(self) -> float | None:
@@ -125,7 +159,7 @@ def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
         )
         for k, round_spans in enumerate(spans)
     ]
-    phases = []
+    phases, bus_bytes = [], _list_bus_bytes(step)
     for number, (key, indices) in enumerate(places.items()):
         ops = [program.ops[at] for at in indices]
         alone = [
@@ -148,9 +182,19 @@ def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
                 ),
                 stats.median([round_waits[number] for round_waits in waits]),
                 sum(alone) if len(alone) == len(ops) else None,
+                sum(bus_bytes.get(at, 0.0) for at in indices),
             )
         )
     return phases
+
+
+def _list_bus_bytes(step: Step) -> dict[int, float]:
+    """The bytes that busbw counts of each operation of rank 0; of a message at its sender."""
+    return {
+        played.at: played.case.moved * played.case.row.busbw(played.case.n)
+        for played in list_played(step, 0, "gloo")
+        if played.op.kind != "recv"
+    }
 
 
 def measure_busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], float]:
@@ -187,12 +231,13 @@ class Timed(NamedTuple):
 def list_timed(program: Program, operation_times: Sequence[Operation]) -> list[Timed]:
     """The operations of rank 0's program that were watched."""
     count = min((len(operation.ends_ns) for operation in operation_times), default=0)
-    waits = [_waiting_spans(program, operation_times, at) for at in range(count)]
+    waits = [_waiting_spans(program, operation_times, k) for k in range(count)]
+    step_spans = [under_way(program, operation_times, k) for k in range(count)]
     timed = []
     for at, (op, times) in enumerate(zip(program.ops, operation_times, strict=True)):
         if not op.communicates or not count or not all(times.ends_ns):
             continue
-        spans = [*zip(times.begins_ns, times.ends_ns, strict=True)]
+        spans = [round_spans[at] for round_spans in step_spans]
         still = [
             common_length(union_spans([span]), wait)
             for span, wait in zip(spans, waits, strict=True)
@@ -203,7 +248,7 @@ def list_timed(program: Program, operation_times: Sequence[Operation]) -> list[T
             Timed(
                 at,
                 op,
-                stats.median(times.begins_ns),
+                stats.median([begin for begin, _ in spans]),
                 stats.median(took),
                 1 - sum(still) / max(1, sum(took)),
                 stats.median(alone) if alone else None,
@@ -237,14 +282,38 @@ Spans = list[tuple[int, int]]  # apart from each other, in order
 
 
 def _waiting_spans(program: Program, operations: Sequence[Operation], k: int) -> Spans:
-    """The spans in which the program stood still in a step: in waits, and in calls that it waits
-    for."""
-    still = (
-        at
-        for at, op in enumerate(program.ops)
-        if op.kind == "wait" or (op.communicates and op.wait == "call")
-    )
-    return union_spans((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
+    """The spans in which the program stood still in a step: in waits, before operations that come
+    after others, in calls that it waits for, and at the end."""
+    still: list[tuple[int, int]] = []
+    for op, times in zip(program.ops, operations, strict=True):
+        begin, end = times.begins_ns[k], times.ends_ns[k]
+        if times.waits_ns and times.waits_ns[k]:
+            still.append((times.waits_ns[k], begin))
+        if op.kind == "wait" or (op.communicates and op.wait == "call"):
+            still.append((begin, end))
+    if open_ := _list_open(program):
+        returns = (
+            times.begins_ns[k] if _is_left(op) else times.ends_ns[k]
+            for op, times in zip(program.ops, operations, strict=True)
+        )
+        still.append((max(returns), max(operations[at].ends_ns[k] for at in open_)))
+    return union_spans(still)
+
+
+def _is_left(op: Op) -> bool:
+    return op.communicates and op.wait == "later"
+
+
+def _list_open(program: Program) -> set[int]:
+    """The operations that no other waits for, so that the program waits at its end."""
+    open_: set[int] = set()
+    for at, op in enumerate(program.ops):
+        if op.kind == "wait" and not op.after:
+            open_.clear()
+        open_.difference_update(op.after)
+        if _is_left(op):
+            open_.add(at)
+    return open_
 
 
 def under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
@@ -303,17 +372,17 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
     computed = _computation_times(step, step_record.operations, stats.median(computation.times_ns))
 
     def seconds(op: Op, party: Party) -> float:
-        return computed.get(op, 0.0) if op.kind == "compute" else alone.get(op, 0.0)
+        return computed.get(_work(op), 0.0) if op.kind == "compute" else alone.get(op, 0.0)
 
     return Walk(step, seconds).seconds
 
 
 def _computation_times(
     step: Step, rank_times: Sequence[Sequence[Operation]], total: float
-) -> dict[Op, float]:
-    """The time in ns of each computation of a step: all of a rank's computations take ``total``
-    together, shared out as they were seen in the whole step."""
-    times: dict[Op, list[int]] = {}
+) -> dict[tuple[float, ...], float]:
+    """The time in ns of computations of a step, by their work: all of a rank's computations take
+    ``total`` together, shared out as they were seen in the whole step."""
+    times: dict[tuple[float, ...], list[int]] = {}
     sums = []
     for rank, operation_times in enumerate(rank_times):
         spans = [
@@ -324,12 +393,17 @@ def _computation_times(
         ]
         sums.append(
             sum(ns for _, ns in spans)
-            / max(1, min(len(operation.ends_ns) for operation in operation_times))
+            / max(1, min((len(operation.ends_ns) for operation in operation_times), default=0))
         )
         for op, ns in spans:
-            times.setdefault(op, []).append(ns)
+            times.setdefault(_work(op), []).append(ns)
     share = total / max([*sums, 1.0])
-    return {op: share * stats.median(durations) for op, durations in times.items()}
+    return {work: share * stats.median(durations) for work, durations in times.items()}
+
+
+def _work(op: Op) -> tuple[float, ...]:
+    """What decides how long a computation takes."""
+    return op.compute_ns, op.flops, op.touched
 
 
 def _alone_times(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:

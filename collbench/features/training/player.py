@@ -95,10 +95,12 @@ class Lane:
 
 
 class Watched(NamedTuple):
-    """When each operation of a program began and ended, by ``clock``; 0 for one that was not."""
+    """When each operation of a program began and ended, by ``clock``, and when the program began to
+    wait before it; 0 for what was not."""
 
     begins: list[int]
     ends: list[int]
+    waits: list[int]
 
 
 class Player:
@@ -152,7 +154,7 @@ class Player:
         waits for the operations in their order, where a handle may be waited for twice; else an
         operation ends where the program waits for it."""
         count = len(self._program.ops)
-        begins, ends = [0] * (count + 1), [0] * (count + 1)  # the last is the step's end
+        begins, ends, waits = ([0] * (count + 1) for _ in range(3))  # the last is the step's end
         started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
         def see() -> None:
@@ -164,20 +166,22 @@ class Player:
         if self._patient:
             watcher.start()
         for at, act in self._acts(STEP):
-            begins[at] = clock()
+            waits[at], begins[at] = begins[at], clock()  # a wait is the first of two acts
             act()
             if act is self._starts.get(at) and self._leaves(at):
                 if self._patient:
                     self._works[at] = _Once(self._works[at])
                     started.put(at)
                 continue
-            ends[at] = clock()
+            now = clock()
             for operation in self._waits[at]:
-                ends[operation] = ends[operation] or ends[at]
+                ends[operation] = ends[operation] or now
+            if at not in self._calls or not self._leaves(at):
+                ends[at] = now
         started.put(None)
         if self._patient:
             watcher.join()
-        return Watched(begins[:count], ends[:count])
+        return Watched(begins[:count], ends[:count], waits[:count])
 
     def watched_on(self, stream: Stream) -> Watched:
         """Play the step once more and time each operation by a device's clock, from a mark at the
@@ -185,8 +189,11 @@ class Player:
         stream on which the operation runs, had done it."""
         count, origin = len(self._program.ops), stream.mark()
         marks: dict[int, tuple[Any, Any]] = {}
+        waited: dict[int, Any] = {}
         for at, act in self._acts(STEP):
             begin = stream.mark()
+            if at in marks:  # a wait is the first of two acts
+                waited[at], _ = marks[at]
             act()
             op = self._program.ops[at] if at < count else None
             if op and act is self._starts.get(at) and self._leaves(at):
@@ -194,12 +201,14 @@ class Player:
             elif op:
                 marks[at] = begin, stream.mark()
         stream.drain()
-        begins, ends = [0] * count, [0] * count
+        begins, ends, waits = ([0] * count for _ in range(3))
         for at, (begin, end) in marks.items():
             while not stream.reached(end):  # beside the stream that was drained
                 time.sleep(0)
             begins[at], ends[at] = (stream.elapsed(origin, mark) for mark in (begin, end))
-        return Watched(begins, ends)
+        for at, begin in waited.items():
+            waits[at] = stream.elapsed(origin, begin)
+        return Watched(begins, ends, waits)
 
     def _leaves(self, at: int) -> bool:
         """Whether an operation is only started where it stands."""

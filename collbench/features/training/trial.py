@@ -342,14 +342,14 @@ class StepTrial:
         return most
 
     def _once_watched(self, sync: Sync) -> list[list[int]]:
-        """The times at which operations of a watched step began and ended, in ns after this rank's
-        begin."""
+        """The times at which operations of a watched step began and ended, and the program began to
+        wait before them, in ns after this rank's begin."""
         sync()
         if stream := self._bench.backend.stream:
             return [*self._player.watched_on(stream)]
         began = clock()
-        ends = self._player.watched()
-        return [[max(0, ns - began) if ns else 0 for ns in rank_ends] for rank_ends in ends]
+        watched = self._player.watched()
+        return [[max(0, ns - began) if ns else 0 for ns in times] for times in watched]
 
     def _blame(self, operation_times: list[Operation], sync: Sync) -> None:
         """Adds to rank 0's operations what steps take without those that it waits for longest: each
@@ -395,6 +395,7 @@ class StepTrial:
                     Operation(
                         begins_ns=[step[0][at] for step in steps],
                         ends_ns=[step[1][at] for step in steps],
+                        waits_ns=waits if any(waits := [step[2][at] for step in steps]) else [],
                         alone_ns=alone.get(op.label, []) if rank == 0 else [],
                     )
                     for at, op in enumerate(ops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -75,7 +76,7 @@ CLOSE = 0.8, 1.25  # of what was expected
 
 def make_document(file: RunFile) -> Document:
     """The results of each step of a run."""
-    overlaps = find_overlaps(select_counting(file))
+    overlaps = find_overlaps(select_counting(file), partial(step_of, file))
     brief: list[Block] = [tone_text(text, "bad") for text in list_caveats(file.run, file.worlds)]
     rows: list[dict[str, Any]] = []
     for overlap in overlaps:
@@ -139,9 +140,10 @@ def name_step(case: Case) -> str:
 def describe_overlap(overlap: Overlap) -> list[str]:
     """Sentences on a step's time, and on its communication that nothing hides."""
     share = overlap.exposed.estimate / max(1.0, median(overlap.step_record.times_ns))
+    bubble = f" and a bubble of {format_duration(overlap.bubble)}" if overlap.bubble else ""
     lines = [
         f"exposed communication {format_within(overlap.exposed)}: {share:.0%} of the step"
-        " (step less computation, round by round)",
+        f" (step less computation{bubble}, round by round)",
     ]
     parts = (overlap.computation, overlap.communication)
     computation, communication = (median(record.times_ns) for record in parts)
@@ -347,7 +349,8 @@ def plain_values(overlap: Overlap) -> dict[str, Any]:
         for record in (overlap.step_record, overlap.computation, overlap.communication)
     }
     about = {"workload": case.subject, "implementation": case.label, "ranks": case.n}
-    return {**about, "rounds": len(overlap.step_record.times_ns), **parts, **bounds}
+    rounds = len(overlap.step_record.times_ns)
+    return {**about, "rounds": rounds, **parts, "bubble_ns": overlap.bubble, **bounds}
 
 
 def _plain_bounds(value: Shift) -> dict[str, float | None]:
@@ -367,7 +370,7 @@ def make_section(view: View) -> Section | None:
     tables: list[Table] = []
     drawn: list[Figure] = []
     for number, file in enumerate(view.files):
-        for overlap in find_overlaps(select_counting(file)):
+        for overlap in find_overlaps(select_counting(file), partial(step_of, file)):
             case = overlap.step_record.case
             title = view.prefix_run(
                 number, f"{name_step(case)} on {case.label}, {format_count(case.n, 'rank')}"
@@ -400,6 +403,11 @@ def make_section(view: View) -> Section | None:
         " of the communication that this leaves out, below 0 where the two hinder each other."
         " Intervals are at 95 %.",
     ]
+    if any(line.cells[0] == "bubble" for table in tables for line in table.lines):
+        sentences.append(
+            "Bubble is how long ranks would wait for each other's computation if communication took"
+            " no time; it is no part of exposed."
+        )
     return Section(
         name="steps", title="Training steps", sentences=sentences, figures=drawn, tables=tables
     )
@@ -414,6 +422,8 @@ def _parts_table(title: str, overlap: Overlap) -> Table:
         lines.append(
             (record.case.collective, format_duration(median(record.times_ns)), _format_ends(*ends))
         )
+    if overlap.bubble:
+        lines.append(("bubble", format_duration(overlap.bubble), ""))
     exposed = overlap.exposed
     lines.append(
         ("exposed", format_signed_time(exposed.estimate), _format_ends(exposed.lo, exposed.hi))

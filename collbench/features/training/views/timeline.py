@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from collbench.core.text import format_duration
-from collbench.features.training.overlap import Overlap, Phase
+from collbench.features.training.overlap import Overlap, Phase, under_way
 from collbench.features.training.step import Step
 from collbench.records.stats import median
 from collbench.records.types import Operation
@@ -50,6 +50,11 @@ def draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Fig
         " steps that were watched), and the rest: computation that communication slows down, and"
         " calls."
     )
+    if overlap.bubble:
+        caption += (
+            f" Ranks would wait {format_duration(overlap.bubble)} for each other's computation"
+            " if communication took no time (the bubble)."
+        )
     layout = {"yaxis": {"title": {"text": "ms"}}, "xaxis": {"type": "category"}}
     heading = f"{title}: what is exposed"
     return Figure(name="exposed", title=heading, caption=caption, data=[trace], layout=layout)
@@ -68,13 +73,18 @@ def draw_operations(
     each of the groups that it talks to."""
     bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
     for rank, ops in enumerate(operation_times[:RANKS]):
-        for op, times in zip(step.program(rank).ops, ops, strict=True):
-            if not times.ends_ns or not times.ends_ns[-1]:
+        program = step.program(rank)
+        is_watched = all(times.ends_ns for times in ops)
+        spans = under_way(program, ops, -1) if is_watched else []
+        for op, times, when in zip(program.ops, ops, spans, strict=False):
+            if times.waits_ns and times.waits_ns[-1]:
+                wait = times.waits_ns[-1], times.begins_ns[-1]
+                bars["waiting"].append(Bar(rank, "", *wait, "wait", (f"before {op.label}",)))
+            if not times.ends_ns[-1]:
                 continue
             kind = "communication" if op.communicates else "waiting"
             kind = "computation" if op.kind == "compute" else kind
             lane = (op.group or "world") if op.communicates else ""
-            when = times.begins_ns[-1], times.ends_ns[-1]
             bars[kind].append(Bar(rank, lane, *when, op.kind, (op.label, op.source)))
     caption = "One step: when each operation was under way, and when the program stood still."
     thinned = {kind: thin_points(kind_bars) for kind, kind_bars in bars.items()}

@@ -193,13 +193,14 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
 
 def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
     """A table of a step's predicted time beside its time in a run, whole and by phase."""
-    took = [
+    took, computation, communication = (
         median(record.times_ns)
         for record in (overlap.step_record, overlap.computation, overlap.communication)
-    ]
+    )
+    measured = (took, computation + overlap.bubble, communication, overlap.exposed.estimate)
     predictions = (expected.step, expected.computation, expected.communication, expected.exposed)
     names = ("step", "computation", "communication", "exposed")
-    rows = [*zip(names, predictions, [*took, overlap.exposed.estimate], strict=True)]
+    rows = [*zip(names, predictions, measured, strict=True)]
     under_way = (
         measure_busy(step, overlap.step_record.operations[0])
         if overlap.step_record.operations
@@ -224,7 +225,8 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
     return Table(
         columns=make_columns(("", "predicted", "measured", "measured /\npredicted")),
         lines=lines,
-        note="computation as --tflops says; phases: while operations of the group were under way",
+        note="computation as --tflops says, with waits for others' (the bubble); phases: while"
+        " operations of the group were under way",
     )
 
 

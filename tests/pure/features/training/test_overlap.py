@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from collbench.features.training.overlap import (
     bound_mean,
@@ -58,6 +59,50 @@ def test_what_all_parts_share_in_a_round_does_not_widen_the_interval() -> None:
     (one,) = find_overlaps(parts([*(12 + 5 * moods)], [*(10 + 5 * moods)], [*(4 * moods)]))
     assert one.exposed.estimate == pytest.approx(2 * MS)
     assert one.exposed.hi - one.exposed.lo < 0.01 * MS
+
+
+def pipeline(compute: str = "sleep") -> Step:
+    """Two stages, each of which computes 5 forward and 5 backward for one micro-batch."""
+    message = {"group": "pp", "nbytes": 8, "dtype": "float", "wait": "call"}
+    work = Op(kind="compute", compute_ns=5 * MS)
+
+    def one(kind: str, peer: int) -> Op:
+        return Op(kind=kind, peer=peer, **message)  # type: ignore[arg-type]
+
+    first = (work, one("send", 1), one("recv", 1), work)
+    last = (one("recv", 0), work, work, one("send", 0))
+    programs = Program((0,), first), Program((1,), last)
+    return Step("x", 2, programs, {"pp": ((0, 1),)}, compute=compute)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_waits_for_other_ranks_computation_are_no_exposed_communication(is_watched: bool) -> None:
+    """20 of 21 are computation and bubble, and half of 2 of communication is hidden."""
+    records = parts([21.0] * 8, [10.0] * 8, [2.0] * 8)
+    step = pipeline()
+    if is_watched:
+        operations = [
+            [seen((0, 3 * MS)) if op.kind == "compute" else seen((0, 1)) for op in program.ops]
+            for program in step.programs
+        ]
+        records[0] = replace(records[0], operations=operations)
+    (one,) = find_overlaps(records, lambda case: step)
+    assert one.hidden is not None
+    assert (one.bubble, one.exposed.estimate) == (10 * MS, 1 * MS)
+    assert (one.hidden.estimate, one.ideal.estimate) == (0.5, 20 / 21)
+
+
+def test_a_step_whose_computation_is_left_out_has_no_bubble() -> None:
+    records = parts([2.0] * 8, [0.1] * 8, [2.0] * 8)
+    (one,) = find_overlaps(records, lambda case: pipeline("none"))
+    assert one.bubble == 0
+
+
+def test_ranks_that_compute_alike_have_no_bubble() -> None:
+    programs = Program((0,), OPS), Program((1,), OPS)
+    records = parts([12.0] * 8, [10.0] * 8, [4.0] * 8)
+    (one,) = find_overlaps(records, lambda case: Step("x", 2, programs))
+    assert one.bubble == 0
 
 
 @pytest.mark.parametrize("centre", [1000.0, 0.0, -1000.0])
@@ -117,7 +162,7 @@ def test_time_under_way_counts_once_and_what_was_waited_of_it() -> None:
     assert part.busbw == 12.0
     first, second = list_timed(step.programs[0], watched)
     assert (first.took, first.hidden, first.alone) == (60, 1.0, 31)
-    assert (second.took, second.hidden) == (80, 1 - 30 / 80)
+    assert (second.begins, second.took, second.hidden) == (60, 40, 1 - 30 / 40)
 
 
 def test_operations_that_do_not_fit_the_step_are_not_told() -> None:
@@ -158,6 +203,51 @@ def test_an_operation_waits_for_those_it_comes_after() -> None:
     step = Step("x", 2, (Program((0, 1), ops),), {"dp": ((0, 1),), "rep": ((0, 1),)})
     watched = [seen((0, 60)), seen((10, 100)), seen((20, 100))]
     assert [part.busy for part in divide_phases(step, watched)] == [60, 40]
+
+
+def test_a_wait_before_an_operation_that_comes_after_others_is_waited() -> None:
+    """From 20 until 60, where the first all_reduce has ended."""
+    ops = (OPS[0], Op(kind="compute", after=(0,)), Op(kind="wait"))
+    step = Step("x", 2, (Program((0, 1), ops),))
+    begun = Operation(begins_ns=[60], ends_ns=[90], waits_ns=[20])
+    watched = [seen((0, 60)), begun, seen((90, 90))]
+    assert [part.waited for part in divide_phases(step, watched)] == [40]
+
+
+@pytest.mark.parametrize(("ends", "waited"), [((), 70), ((Op(kind="wait"),), 0)])
+def test_what_nothing_waits_for_is_waited_for_at_the_end(ends: tuple[Op, ...], waited: int) -> None:
+    ops = (OPS[0], OPS[1], *ends)
+    step = Step("x", 2, (Program((0, 1), ops),))
+    watched = [seen((0, 100)), seen((5, 30)), *(seen((30, 30)) for _ in ends)]
+    assert [part.waited for part in divide_phases(step, watched)] == [waited]
+
+
+@pytest.mark.parametrize(
+    ("kind", "busbw"), [("broadcast", 8.0), ("reduce", 8.0), ("all_gather", 6.0), ("send", 8.0)]
+)
+def test_busbw_of_a_phase_counts_what_busbw_counts(kind: str, busbw: float) -> None:
+    """800 B among 4 in 100 ns; of a root's operation all of it, whoever sends it."""
+    op = Op(kind=kind, nbytes=800, dtype="float", root=0, peer=1)
+    step = Step("x", 4, (Program((0, 1, 2, 3), (op, Op(kind="wait"))),))
+    (part,) = divide_phases(step, [seen((0, 100)), seen((100, 100))])
+    assert part.busbw == busbw
+
+
+def test_busbw_of_uneven_blocks_counts_the_busiest_port() -> None:
+    """Rank 0 sends nothing and receives 100 floats of each of two others."""
+    programs = tuple(
+        Program((rank,), (Op(kind="all_to_allv", sends=sends, dtype="float"), Op(kind="wait")))
+        for rank, sends in enumerate([(0, 0, 0), (100, 0, 0), (100, 0, 0)])
+    )
+    (part,) = divide_phases(Step("x", 3, programs), [seen((0, 100)), seen((100, 100))])
+    assert part.busbw == 8.0
+
+
+@pytest.mark.parametrize("kind", ["recv", "barrier"])
+def test_what_sends_nothing_has_no_busbw(kind: str) -> None:
+    step = Step("x", 2, (Program((0, 1), (Op(kind=kind, peer=1, nbytes=8 * (kind == "recv")),)),))
+    (part,) = divide_phases(step, [seen((0, 100))])
+    assert part.busbw is None
 
 
 def alone(communication: int, computation: float, *, told: bool = True) -> float | None:

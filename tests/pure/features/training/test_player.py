@@ -111,6 +111,23 @@ def test_an_operation_after_others_begins_once_they_are_done() -> None:
     assert seen(ops, {0: 100, 1: 10}) == ([0, 100], [100, 110])
 
 
+def test_a_wait_before_an_operation_is_seen() -> None:
+    ops = (all_reduce(), Op(kind="compute", compute_ns=30), all_reduce(lane="other", after=(0,)))
+    device = Device()
+    found = player(device, ops, {0: 100, 2: 10}).watched_on(device)  # type: ignore[arg-type]
+    assert (found.waits, found.begins) == ([0, 0, 30], [0, 0, 100])
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_an_operation_ends_after_the_wait_before_it(patient: bool) -> None:
+    """By the host's clock, too, where the program itself waits."""
+    ops = (all_reduce(), all_reduce(lane="other", after=(0,)), Op(kind="wait"))
+    calls = {at: ended.call("x") for at in (0, 1)}
+    found = Player(Program((0, 1), ops), calls, ended, do_nothing, patient).watched()  # type: ignore[arg-type]
+    assert 0 < found.waits[1] <= found.begins[1] <= found.ends[1]
+    assert (found.waits[0], found.waits[2]) == (0, 0)
+
+
 def test_a_step_without_one_operation_neither_starts_it_nor_waits_for_it() -> None:
     ops = (all_reduce(), all_reduce(lane="other"), Op(kind="wait"), all_reduce(after=(1,)))
     for lacking, takes in ((None, 100 + 1000), (0, 10 + 1000), (1, 100 + 1000), (3, 100)):
