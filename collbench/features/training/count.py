@@ -175,17 +175,17 @@ class Machine(NamedTuple):
         return bound_on_hosts(row, shape, self.link, self.inside)
 
     def _exchange_seconds(self, op: Op, party: Party, is_near: bool) -> float:
-        """The seconds in which the busiest rank sends blocks of these lengths: all but its own on
-        the best link, and those for other hosts on the link between."""
-        homes = {rank: rank // self.node for rank in party.members}
-        own, near = dict(zip(party.members, op.sends, strict=True)), Counter[int]()
-        for rank, elements in own.items():
-            near[homes[rank]] += elements
-        total = sum(op.sends)
-        sent = total - min(own[rank] for rank in party.ranks)
-        outside = total - min(near[homes[rank]] for rank in party.ranks)
+        """The seconds in which the busiest rank sends and receives blocks of these lengths: all but
+        its own on the best link, and those of other hosts on the link between."""
+        homes = [rank // self.node for rank in party.members]
+        moved = outside = 0
+        for index in map(party.members.index, party.ranks):
+            for blocks in (op.sends, [row[index] for row in party.table]):
+                home = homes[index]
+                far = sum(count for count, at in zip(blocks, homes, strict=True) if at != home)
+                moved, outside = max(moved, sum(blocks) - blocks[index]), max(outside, far)
         best = self.inside.beta if is_near else min(self.inside.beta, self.link.beta)
-        return DTYPES[op.dtype].size * max(sent * best, outside * self.link.beta)
+        return DTYPES[op.dtype].size * max(moved * best, outside * self.link.beta)
 
 
 class Forecast(NamedTuple):

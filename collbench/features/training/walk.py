@@ -13,21 +13,25 @@ Between point-to-point partners a send is a rendezvous: it ends with its receive
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.features.training.step import LOCAL, POINT_TO_POINT, Groups, Op, Step
 
+Sends = tuple[int, ...]  # elements that a rank sends to each member of its group
+
 
 class Party(NamedTuple):
     """Those that take part in an operation: all ``members`` of its group, or of a message its own
     rank and the peer. ``ranks`` are those for whom it stands: all of one kind where what they send
-    differs, else the first of them."""
+    differs, else the first of them. ``table`` has what each member of an all_to_allv sends to each,
+    in elements."""
 
     members: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
+    table: tuple[Sends, ...] = ()
 
 
 Seconds = Callable[[Op, Party], float]  # what an operation takes among these ranks
@@ -53,6 +57,16 @@ def list_uses(ops: Sequence[Op]) -> set[Use]:
     return uses
 
 
+class Exchange(NamedTuple):
+    """What kinds of ranks send in an all_to_allv, and a number for it."""
+
+    number: int
+    sends_by_kind: Mapping[int, Sends]
+
+
+NO_EXCHANGE = Exchange(-1, {})
+
+
 class Actors:
     """The kinds of ranks of a step. ``kind[rank]`` is a number, ``first[number]`` the lowest rank
     of that kind, ``count[number]`` how many there are."""
@@ -70,22 +84,43 @@ class Actors:
             name: {rank: group for group in family for rank in group}
             for name, family in self._families.items()
         }
-        self._parties: dict[tuple[int, str, int, bool], Party] = {}
+        self._parties: dict[tuple[int, str, int, int], Party] = {}
+        self._exchanges: dict[Hashable, Exchange] = {}
+        self._tables: dict[tuple[int, int], tuple[Sends, ...]] = {}
 
     def members(self, name: str, rank: int) -> tuple[int, ...]:
         """The ranks of the group of this name in which ``rank`` is."""
         return self._groups[name][rank]
 
-    def find_party(self, op: Op, number: int) -> Party:
+    def find_exchange(self, ops: Mapping[int, Op]) -> Exchange:
+        """What kinds of ranks send in one operation that they have together."""
+        if not next(iter(ops.values())).sends:
+            return NO_EXCHANGE
+        key = tuple(sorted((kind, id(op.sends)) for kind, op in ops.items()))  # of the step's own
+        if (exchange := self._exchanges.get(key)) is None:
+            sends_by_kind = {kind: op.sends for kind, op in ops.items()}
+            exchange = self._exchanges[key] = Exchange(len(self._exchanges), sends_by_kind)
+        return exchange
+
+    def find_party(self, op: Op, number: int, exchange: Exchange) -> Party:
         """Those that take part in an operation of this kind of rank, by the first of that kind."""
-        key = number, op.group, op.peer if op.kind in POINT_TO_POINT else -1, bool(op.sends)
+        peer = op.peer if op.kind in POINT_TO_POINT else -1
+        key = number, op.group, peer, exchange.number
         if (party := self._parties.get(key)) is None:
             rank = self.first[number]
             group = self.members(op.group, rank)
             members = (rank, group[op.peer]) if op.kind in POINT_TO_POINT else group
             alike = tuple(r for r in group if self.kind[r] == number) if op.sends else (rank,)
-            party = self._parties[key] = Party(members, alike)
+            table = self._find_table(group, exchange) if op.sends else ()
+            party = self._parties[key] = Party(members, alike, table)
         return party
+
+    def _find_table(self, group: tuple[int, ...], exchange: Exchange) -> tuple[Sends, ...]:
+        key = exchange.number, id(group)  # one table for all members
+        if key not in self._tables:
+            sends_by_kind = exchange.sends_by_kind
+            self._tables[key] = tuple(sends_by_kind[self.kind[rank]] for rank in group)
+        return self._tables[key]
 
     def _refined(self) -> list[int]:
         """A number for each rank, in order of appearance."""
@@ -288,9 +323,11 @@ class Walk:
         ready = [meeting]
         while ready:
             meeting = ready.pop()
+            ops = {actor: self.ops[actor][at] for actor, at in meeting.index_by_actor.items()}
+            exchange = self.actors.find_exchange(ops)
             for actor, at in meeting.index_by_actor.items():
-                op = self.ops[actor][at]
-                took = self._seconds(op, self.actors.find_party(op, actor))
+                op = ops[actor]
+                took = self._seconds(op, self.actors.find_party(op, actor, exchange))
                 span = Span(meeting.begin, meeting.begin + took)
                 self.spans[actor][at] = span
                 self._undone[actor].discard(at)

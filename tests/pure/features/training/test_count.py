@@ -17,7 +17,7 @@ from collbench.features.training.layout import Layout, parse_struct
 from collbench.features.training.models import MODELS, OUTSIDE, find_model
 from collbench.features.training.patterns import experts
 from collbench.features.training.patterns.data_parallel import Ddp
-from collbench.features.training.step import Op, Step, Writer
+from collbench.features.training.step import Op, Program, Step, Writer
 from collbench.features.training.walk import Walk
 
 TOTALS = {  # parameters, tensors, bytes
@@ -273,11 +273,11 @@ def test_a_message_takes_the_link_between_its_ends() -> None:
 
 def exchange(*programs: tuple[int, ...]) -> Step:
     """An all_to_allv; each rank with blocks of its own, or all with the same."""
-    n = len(programs[0])
+    n, most = len(programs[0]), max(map(sum, programs))
     written = []
     for at, sends in enumerate(programs):
         w = Writer()
-        w.add("all_to_allv", nbytes=4 * sum(sends), dtype="float", sends=sends, wait="call")
+        w.add("all_to_allv", nbytes=4 * most, dtype="float", sends=sends, wait="call")
         written.append(w.program([at] if len(programs) > 1 else range(n)))
     return Step("x", n, tuple(written))
 
@@ -298,6 +298,27 @@ def test_a_forecast_leaves_out_the_block_that_a_rank_keeps() -> None:
     assert forecast_step(kept, machine).step == pytest.approx(1e-6)
     sent = exchange((1000, 0), (1000, 0))
     assert forecast_step(sent, machine).step == pytest.approx(1e-6 + 4000 * 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("node", "seconds"), [(4, 2e-6 + 12_000 * 1e-9), (1, 10e-6 + 12_000 * 4e-9)]
+)
+def test_a_rank_that_others_send_to_receives_through_one_port(node: int, seconds: float) -> None:
+    """Three send 1000 elements each to rank 0, on one host or on four."""
+    incast = exchange((0, 0, 0, 0), *[(1000, 0, 0, 0)] * 3)
+    assert forecast_step(incast, Machine(BETWEEN, INSIDE, node)).step == pytest.approx(seconds)
+
+
+def test_exchanges_of_a_step_are_told_apart_by_what_others_send() -> None:
+    """Rank 0 sends nothing twice, and receives 1000 elements and then 3000."""
+    incast = [exchange((0, 0), (count, 0)) for count in (1000, 3000)]
+    both = [
+        Program(first.ranks, first.ops + second.ops)
+        for first, second in zip(*(step.programs for step in incast), strict=True)
+    ]
+    machine = Machine(BETWEEN, INSIDE, 2)
+    found = forecast_step(Step("x", 2, tuple(both)), machine).step
+    assert found == pytest.approx(2e-6 + 16_000 * 1e-9)
 
 
 def test_blocks_for_a_ranks_own_host_stay_there() -> None:
