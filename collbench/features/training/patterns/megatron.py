@@ -17,6 +17,7 @@ from collbench.features.training.models import OUTSIDE, Model, Tensor
 from collbench.features.training.patterns.transformer import (
     EMBEDDING,
     HEAD,
+    INSTANCE,
     Block,
     Blocks,
     Megatron,
@@ -194,7 +195,8 @@ class Stage:
                 fields = {"nbytes": 4, "dtype": "int32", "source": "tokens", "wait": "call"}
                 writer.add("broadcast", group="pp", root=layout.pp - 1, **fields)
             self._sum(blocks.data, 4, "int32", "tokens")
-        norm_group = WORLD if options.use_distributed_optimizer else "tp-pp"
+        shared = WORLD if options.num_distributed_optimizer_instances == 1 else INSTANCE
+        norm_group = shared if options.use_distributed_optimizer else "tp-pp"
         self._sum(norm_group, 4, "float", "norm of gradients")
         share = sum(blocks.optimized(b) for chunk_buckets in self.buckets for b in chunk_buckets)
         writer.compute(touched=share * 32, source="Adam")

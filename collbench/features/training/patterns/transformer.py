@@ -20,6 +20,7 @@ from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import Model, Tensor
 from collbench.features.training.step import WORLD, Grid, Groups, Writer
 
+INSTANCE = "instance"  # ranks that share an instance of the distributed optimizer
 EMBEDDING, HEAD = "embedding", "head"
 POSITIONS = "wpe"  # learned positions, which are added to whole sequences
 WHOLE = ("norm", "ln_", POSITIONS, "wq_a", "wkv_a", "gate", "c_proj.bias")  # not divided over tp
@@ -378,7 +379,9 @@ class Blocks:
     def several(self, group: str) -> bool:
         """Whether a group has more than one rank."""
         alone = {"tp": self.layout.tp, "embd": self.layout.pp, self.data: self.width(self.data)}
-        alone |= {WORLD: self.layout.world, "tp-pp": self.layout.tp * self.layout.pp}
+        world, instances = self.layout.world, self.options.num_distributed_optimizer_instances
+        alone |= {"tp-pp": self.layout.tp * self.layout.pp}
+        alone |= {WORLD: world, INSTANCE: world // instances}
         return alone[group] > 1
 
     def optimized(self, bucket: Gradients) -> int:
@@ -426,6 +429,11 @@ class Blocks:
         experts = Grid({"ep": layout.ep, "edp": self.width("edp"), "pp": layout.pp})
         families |= {name: experts.groups(name) for name in ("ep", "edp")}
         instances = self.options.num_distributed_optimizer_instances
+        stage = layout.world // layout.pp
+        families[INSTANCE] = tuple(
+            tuple(rank for rank in range(layout.world) if rank % stage * instances // stage == at)
+            for at in range(instances)
+        )
         for name in (self.data, "edp") if instances > 1 else ():
             family = families[name]
             inner = len(family[0]) // instances

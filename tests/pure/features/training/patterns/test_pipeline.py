@@ -245,13 +245,27 @@ def test_an_untied_one_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "group"), [({}, ""), ({"use_distributed_optimizer": False}, "tp-pp")]
+    ("options", "group"),
+    [
+        ({}, ""),
+        ({"use_distributed_optimizer": False}, "tp-pp"),
+        ({"num_distributed_optimizer_instances": 2}, "instance"),
+    ],
 )
 def test_the_norm_of_gradients_is_one_number(options: dict[str, Any], group: str) -> None:
     step = built(find_model("llama3-8b").cut(2), Layout(tp=2, dp=2, pp=2), **options)
     for program in step.programs:
         scalars = [op for op in program.ops if op.source == "norm of gradients"]
         assert [(op.kind, op.nbytes, op.group) for op in scalars] == [("all_reduce", 4, group)]
+
+
+def test_each_instance_of_the_optimizer_sums_its_own_norm() -> None:
+    """Half of the data parallel ranks of all stages, and of the ranks of tp and cp."""
+    model, instances = find_model("llama3-8b").cut(2), {"num_distributed_optimizer_instances": 2}
+    step = built(model, Layout(dp=4, pp=2), **instances)
+    assert step.groups["instance"] == ((0, 1, 4, 5), (2, 3, 6, 7))
+    step = built(model, Layout(tp=2, cp=2, dp=2), **instances)
+    assert step.groups["instance"] == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
 def test_the_last_stage_tells_loss_and_tokens() -> None:
