@@ -9,11 +9,12 @@ import pytest
 from factories import make_file, world
 from msgspec.structs import replace
 
+from collbench.features.training.count import Forecast
 from collbench.features.training.overlap import Overlap, Phase, find_overlaps
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Recorded, Step
-from collbench.features.training.views import steps, timeline
-from collbench.records.types import Record
+from collbench.features.training.views import steps, timeline, workload
+from collbench.records.types import Operation, Record
 from collbench.show.document import tone_text
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
@@ -148,3 +149,26 @@ def test_of_a_step_on_fake_gpus_no_time_is_shown(fake: bool) -> None:
     made = steps.make_document(make_file(records, [world(n=2, fake=fake)]))
     assert bool(made.values["steps"]) != fake and made.values.get("fake", False) == fake
     assert ("measured on a fake GPU" in str(made.brief)) == fake
+
+
+def test_a_timeline_has_queued_operations_once_they_are_under_way_and_waits_before_others() -> None:
+    call = {"kind": "all_reduce", "nbytes": 8, "dtype": "float", "op": "sum"}
+    ops = (Op(**call), Op(**call), Op(kind="compute", compute_ns=10, after=(1,)))  # type: ignore[arg-type]
+    seen = [
+        Operation(begins_ns=[0], ends_ns=[60 * MS]),
+        Operation(begins_ns=[5 * MS], ends_ns=[100 * MS]),
+        Operation(begins_ns=[100 * MS], ends_ns=[110 * MS], waits_ns=[20 * MS]),
+    ]
+    data = timeline.draw_operations("x", Step("x", 1, (Program((0,), ops),)), [seen]).data
+    bars = {trace["name"]: [*zip(trace["base"], trace["x"], strict=True)] for trace in data}
+    assert bars["communication"] == [(0, 60), (60, 40)]
+    assert bars["waiting"] == [(20, 80)]
+
+
+def test_a_bubble_is_told_and_compared_with_computation_as_it_is_predicted() -> None:
+    one = overlap((21.0,) * 8, 10, 2)._replace(bubble=10.0 * MS)
+    exposed, _ = steps.describe_overlap(one)
+    assert "step less computation and a bubble of 10.0 ms, round by round" in exposed
+    assert steps.plain_values(one)["bubble_ns"] == 10 * MS
+    table = workload._compare_table(Step("x", 2, ()), Forecast(0.021, 0.02, 0.002, {}), one)
+    assert table.lines[1].cells[:3] == ("computation", "20.0 ms", "20.0 ms")
