@@ -14,6 +14,7 @@ later. Open MPI has no such thing; there MPI itself has to tell, by mpi4py.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import secrets
@@ -142,25 +143,43 @@ def _list_doors(member: Membership, host: str, launch: str = "") -> list[Door]:
         *([int(given)] if given else []),
         *(FIRST_PORT + at % (LAST_PORT - FIRST_PORT) for at in spread),
     ]
-    address = own_address(host) if member.rank == 0 else host
+    address = own_address(host) if member.rank == 0 else _address_from_here(host)
     return [(address, port) for port in ports]
 
 
-def own_address(host: str) -> str:
-    """Where rank 0 listens so that ``host`` leads to it: many a machine has its own name at
-    127.0.1.1.
+def _address_from_here(host: str) -> str:
+    """Where a rank looks for rank 0, whose host may be this one, or be unknown for a while yet."""
+    with suppress(OSError):
+        if _is_own_name(host, _resolve_host(host)):
+            return chosen_address() or host
+    return host
 
-    Raises CannotRun when ``host`` is unknown."""
+
+def own_address(host: str) -> str:
+    """Where rank 0 listens so that ``host`` leads to it. Raises CannotRun when ``host`` is
+    unknown."""
     try:
-        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        address = _resolve_host(host)
     except OSError as e:
         raise CannotRun(
             f"rank 0 on {environment.host_name()} does not know the host {host} it is said to be"
             f" on: {e}",
             "set MASTER_ADDR to an address of rank 0's host",
         ) from e
-    literal = host == "localhost" or re.fullmatch(r"[\d.]+|[\da-f:]+", host)
-    return address if literal or not address.startswith("127.") else chosen_address() or address
+    return chosen_address() or address if _is_own_name(host, address) else address
+
+
+def _resolve_host(host: str) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def _is_own_name(host: str, address: str) -> bool:
+    """Whether ``host`` is a name that leads back to this machine alone: many a machine has its own
+    at 127.0.1.1."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return False
+    return host != "localhost" and ipaddress.ip_address(address).is_loopback
 
 
 def chosen_address() -> str:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -559,6 +560,25 @@ def test_rank_0_listens_at_the_address_it_is_known_by(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
     monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
     assert rendezvous.own_address("node1") == "10.1.2.3"
+    assert rendezvous.own_address("cafe") == "10.1.2.3"  # a name, in the digits of IPv6
+
+
+@pytest.mark.parametrize(
+    ("resolved", "address"), [("127.0.1.1", "10.1.2.3"), ("10.1.2.4", "node1"), ("", "node1")]
+)
+def test_a_rank_on_rank_0s_host_looks_where_that_listens(
+    resolved: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*_: Any, **__: Any) -> list[Any]:
+        if not resolved:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (resolved, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    monkeypatch.setenv("MASTER_ADDR", "node1")
+    with rendezvous.agree_on_doors(Membership("environment", 1, 2, 0, 0)) as (doors, _):
+        assert {door[0] for door in doors} == {address}
 
 
 def test_ports_follow_from_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
