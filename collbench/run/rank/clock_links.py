@@ -11,7 +11,6 @@ the 16 random bytes that the child was told over the control group.
 from __future__ import annotations
 
 import secrets
-import select
 import selectors
 import socket
 import struct
@@ -182,8 +181,9 @@ def _receive_word(link: socket.socket) -> int:
         except BlockingIOError:
             pass
     else:
-        select.select([link], [], [])
+        link.setblocking(True)
         received = link.recv(WORD.size)
+        link.setblocking(False)
     if len(received) != WORD.size:
         raise ConnectionError("Connection closed by peer")
     return int(WORD.unpack(received)[0])
