@@ -31,7 +31,7 @@ from collbench.features.lifecycle.watching import (
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.clock_links import control_address
+from collbench.run.rank.clock_links import control_address, listen_at
 from collbench.run.rank.outcome import (
     CaseOutcome,
     FailedCase,
@@ -444,7 +444,7 @@ def _serve_any_store(address: str) -> tuple[Any, int]:
 
 def _serve_store(address: str, **settings: bool) -> tuple[Any, int]:
     """A store at a free port of the address, and the port. Raises OSError and RuntimeError."""
-    listener = socket.create_server((address, 0))
+    listener = listen_at(address)
     port = listener.getsockname()[1]
     limit = timedelta(seconds=STARTING)
     store = make_store(

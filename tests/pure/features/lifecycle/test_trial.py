@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,20 @@ def test_wrong_data_of_a_life_are_found_though_another_rank_hangs() -> None:
     for outcome in trial._make_outcomes(reports):
         assert isinstance(outcome, WrongData) and outcome.wrong == 4
         assert "silence: rank 1 hangs" in outcome.note
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_store_is_served_at_an_address_of_either_family(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(address: str, port: int, **settings: Any) -> str:
+        os.close(settings["master_listen_fd"])
+        return address
+
+    if ":" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(trials, "make_store", make)
+    assert trials._serve_any_store(address)[0] == address
 
 
 NO_SOCKET = "The libuv TCPStore backend does not support initialization with an listen fd."  # 2.6
