@@ -125,14 +125,14 @@ def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
 
 def test_who_is_behind_is_known_once_all_have_told_their_place(launch: Launch) -> None:
     first, second = met(launch.come(0, 1))
-    first.beat((2, 1, 5))
+    first.beat((1, 2, 1, 5))
     assert first.find_behind(SECONDS) == []
-    second.beat((2, 1, 4))
+    second.beat((1, 2, 1, 4))
     assert second.find_behind(SECONDS) == []  # it waits for this answer
     assert first.find_behind(SECONDS) == launch.host.find_behind() == [1]
-    first.beat((2, 1, 4))
+    first.beat((1, 2, 1, 4))
     assert first.find_behind(SECONDS) == []
-    first.beat((2, 0, 9))  # at an earlier case
+    first.beat((1, 2, 0, 9))  # at an earlier case
     assert second.find_behind(SECONDS) == [0]
 
 
