@@ -112,6 +112,29 @@ def under_mpirun(relay: Relay, tmp_path: Path) -> UnderMpirun:
     return run
 
 
+ABSENT = """
+import time
+from collbench.run.launch import environments, rendezvous
+member = environments.detect_variables()
+if member.rank:
+    time.sleep(100)
+rendezvous.tell_address(member, "10.0.0.1", 1.0)
+"""
+
+
+def test_a_rank_that_never_starts_mpi_is_not_waited_for_without_end() -> None:
+    done = subprocess.run(
+        [mpirun.find_mpirun(), "-n", "2", sys.executable, "-c", ABSENT],
+        env={**os.environ, **mpirun.SETTINGS, **mpirun.AS_ROOT, "PYTHONPATH": PATHS},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode, done.stdout
+    assert "was not told within 1 s where rank 0 is" in done.stderr
+
+
 def test_every_collective_is_right_or_refused(measure) -> None:
     n = 2
     axes = {"collectives": tuple(COLLECTIVES), "sizes": (48, 70_000), "roots": (-1,)}

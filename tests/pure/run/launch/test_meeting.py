@@ -520,7 +520,7 @@ def test_one_host_meets_in_a_private_folder(
     deep.mkdir()
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(deep))
     alone = Membership("torchrun", 0, 1, 0, 1)
-    with rendezvous.agree_on_doors(alone) as (places, key):
+    with rendezvous.agree_on_doors(alone, SECONDS) as (places, key):
         kept = host.Host(meeting.open_listener(places), 1, key, SECONDS)
         (folder,) = deep.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -531,7 +531,10 @@ def test_one_host_meets_in_a_private_folder(
     assert list(deep.iterdir()) == []
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(CannotRun, match="not this user's alone"), rendezvous.agree_on_doors(alone):
+    with (
+        pytest.raises(CannotRun, match="not this user's alone"),
+        rendezvous.agree_on_doors(alone, SECONDS),
+    ):
         pass
 
 
@@ -577,7 +580,7 @@ def test_a_rank_on_rank_0s_host_looks_where_that_listens(
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
     monkeypatch.setenv("MASTER_ADDR", "node1")
-    with rendezvous.agree_on_doors(Membership("environment", 1, 2, 0, 0)) as (doors, _):
+    with rendezvous.agree_on_doors(Membership("environment", 1, 2, 0, 0), SECONDS) as (doors, _):
         assert {door[0] for door in doors} == {address}
 
 
@@ -587,19 +590,25 @@ def test_ports_follow_from_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "29400")
     by_hand, torchrun = (Membership(name, 1, 2, 0, 0) for name in ("environment", "torchrun"))
     with (
-        rendezvous.agree_on_doors(by_hand) as (places, key),
-        rendezvous.agree_on_doors(by_hand) as (again, _),
+        rendezvous.agree_on_doors(by_hand, SECONDS) as (places, key),
+        rendezvous.agree_on_doors(by_hand, SECONDS) as (again, _),
     ):
         assert places[0] == ("127.0.0.1", 29400)
         assert places == again
         assert len(places) == 1 + rendezvous.PORTS
-    with rendezvous.agree_on_doors(torchrun) as (others, _):  # whose agent is at MASTER_PORT
+    with rendezvous.agree_on_doors(torchrun, SECONDS) as (
+        others,
+        _,
+    ):  # whose agent is at MASTER_PORT
         assert ("127.0.0.1", 29400) not in others
     monkeypatch.setenv("COLLBENCH_TOKEN", "secret")
-    with rendezvous.agree_on_doors(by_hand) as (same, other):
+    with rendezvous.agree_on_doors(by_hand, SECONDS) as (same, other):
         assert (same, other == key) == (places, False)
     monkeypatch.setenv("MASTER_PORT", "high")
-    with pytest.raises(CannotRun, match="MASTER_PORT=high"), rendezvous.agree_on_doors(by_hand):
+    with (
+        pytest.raises(CannotRun, match="MASTER_PORT=high"),
+        rendezvous.agree_on_doors(by_hand, SECONDS),
+    ):
         pass
 
 
@@ -642,7 +651,9 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, address in ((0, "10.0.0.1"), (1, "")):
         process = Pmi(space)
         monkeypatch.setenv("PMI_FD", str(process.fd))
-        found.append(rendezvous.tell_address(Membership("mpirun (MPICH)", rank, 2, 0, 0), address))
+        found.append(
+            rendezvous.tell_address(Membership("mpirun (MPICH)", rank, 2, 0, 0), address, SECONDS)
+        )
         os.close(process.fd)
         process.join(5)
         assert not process.is_alive()
@@ -653,17 +664,28 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for process, words in ((Pmi({}), "key_not_found"), (Pmi(space, answers=False), "no answer")):
         monkeypatch.setenv("PMI_FD", str(process.fd))
         with pytest.raises(CannotRun, match=words):
-            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", SECONDS)
         os.close(process.fd)
     monkeypatch.setenv("PMI_FD", "not a number")
     with pytest.raises(CannotRun, match="does not say where rank 0 is"):
-        rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+        rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", SECONDS)
+
+
+def test_a_launcher_that_waits_for_ranks_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv("PMI_FD", str(theirs.fileno()))
+    with ours, theirs:
+        with pytest.raises(RunBroken, match=r"not told within 0\.1 s where rank 0 is"):
+            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", 0.1)
+        assert os.get_blocking(theirs.fileno())  # MPI's own reads wait
 
 
 def test_without_any_word_of_rank_0_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
         pytest.raises(CannotRun, match="rank 0's host is unknown"),
-        rendezvous.agree_on_doors(Membership("pbsdsh", 0, 2, 0, 0)),
+        rendezvous.agree_on_doors(Membership("pbsdsh", 0, 2, 0, 0), SECONDS),
     ):
         pass
