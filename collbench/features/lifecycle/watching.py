@@ -270,13 +270,9 @@ def _launch_by_mpirun(
         for name, value in environment.items()
         if not name.startswith(LAUNCHED) or name.startswith(KEPT)
     }
-    clean |= mpirun.SETTINGS | (mpirun.AS_ROOT if os.getuid() == 0 else {})
-    clean |= {
-        "PATH": mpirun.put_folder_first(program, clean.get("PATH", os.defpath)),
-        "TMPDIR": str(folder),
-    }
     launched = [program, "-n", str(ranks), *command]
-    return bound_command(sys.executable, signal.SIGTERM, os.getpid(), *launched), clean
+    bound = bound_command(sys.executable, signal.SIGTERM, os.getpid(), *launched)
+    return bound, mpirun.make_environment(program, clean, folder)
 
 
 def wait_while(is_open: Callable[[], bool], seconds: float, beat: Callable[[], object]) -> bool:
