@@ -13,6 +13,7 @@ from collbench.run.backends import Base, Call, do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
 from collbench.run.rank.bench import Bench
+from collbench.run.rank.calls import submit_times
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import Measured, Samples
 from collbench.run.rank.outcome import CaseOutcome, FailedCase, MeasuredCase
@@ -91,3 +92,20 @@ def test_a_rank_in_no_group_waits_for_nobody_within_a_call() -> None:
     trial._group = Control(4, 5).among([range(2), range(2, 4)])
     assert trial._group.idle
     trial._action([Call(do_nothing, None)])()
+
+
+class OneOfTwo(Control):
+    """A control whose other rank says what it is told to say."""
+
+    def __init__(self, other: bool) -> None:
+        super().__init__(0, 1)
+        self._other = other
+
+    def collect(self, value: Any) -> list[Any]:
+        return [value, self._other]
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_rank_in_no_group_takes_part_where_others_are_timed(other: bool) -> None:
+    times = submit_times(Call(do_nothing, None), OneOfTwo(other), do_nothing)
+    assert (times is not None) == other
