@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,22 @@ def _sum_columns(cpus: Collection[int], columns: Collection[int], root: Path) ->
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else math.nan
 
 
-def measure_load(
-    seconds: float = LOOK_SECONDS, root: Path = sysfs.ROOT, helpers: Sequence[int] = ()
-) -> dict[str, Load]:
-    """Others' load on this host, while this process waits and has none at work but those of the
-    pids ``helpers``; empty where it cannot be told."""
-    others = Others(0, lambda value: [value], root, helpers)
+def children_seconds(root: Path = sysfs.ROOT) -> float:
+    """Seconds that the processes which this one has started have worked, and all below them that
+    have ended."""
+    ended = os.times()
+    seconds = ended.children_user + ended.children_system
+    for path in (root / "proc/self/task").glob("*/children"):
+        for pid in (read_text(path) or "").split():
+            with suppress(psutil.Error):  # it has ended
+                times = psutil.Process(int(pid)).cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
+
+
+def measure_load(seconds: float = LOOK_SECONDS, root: Path = sysfs.ROOT) -> dict[str, Load]:
+    """Others' load on this host, while this process waits; empty where it cannot be told."""
+    others = Others(0, lambda value: [value], root)
     time.sleep(seconds)
     return others.since()
 
@@ -72,11 +82,11 @@ def measure_load(
 class Others:
     """Others' load on all machines of a group of processes, which all make one and call ``since``
     together. ``rank`` is this one's place in what ``collect`` gathers from all. To be made before
-    processes bind themselves to cores of their own. ``helpers`` are pids of further ones of ours.
+    processes bind themselves to cores of their own.
 
     Containers of one kernel are one machine, whatever hosts they take themselves for. Our own are
-    the group's processes with all their threads, and those that they descend from: what launched
-    them, and shows how far they are.
+    the group's processes with all their threads, those that they have started, and those that they
+    descend from: what launched them, and shows how far they are.
     """
 
     def __init__(
@@ -84,7 +94,6 @@ class Others:
         rank: int,
         collect: Callable[[Any], list[Any]],
         root: Path = sysfs.ROOT,
-        helpers: Sequence[int] = (),
     ) -> None:
         self._collect, self._root = collect, root
         cpus_here = sorted(os.sched_getaffinity(0))
@@ -104,9 +113,6 @@ class Others:
         self._machine = self._machines[rank]
         self._leads = self._machines.index(self._machine) == rank
         self._parents = psutil.Process().parents() if self._leads else []
-        for pid in helpers:
-            with suppress(psutil.Error):  # it has ended
-                self._parents.append(psutil.Process(pid))
         self._before = self._now()
         self._paused = self._before
 
@@ -146,8 +152,8 @@ class Others:
 
     def _now(self) -> tuple[float, float, float]:
         """Seconds: the clock, what all the machine's CPUs have worked (at the first of its ranks),
-        and what this process and those it descends from have."""
-        own_seconds = time.process_time()
+        and what this process has, those it has started and those it descends from."""
+        own_seconds = time.process_time() + children_seconds(self._root)
         for parent in self._parents:
             with suppress(psutil.Error):  # it has ended, or belongs to another user
                 times = parent.cpu_times()

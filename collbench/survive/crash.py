@@ -39,6 +39,10 @@ HINTS = {
 }
 
 
+# of these errors, those of a process that asks for more than it may have
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+
+
 class Crash(NamedTuple):
     """What a person is told of an error, and the exit code."""
 

@@ -112,6 +112,49 @@ def under_mpirun(relay: Relay, tmp_path: Path) -> UnderMpirun:
     return run
 
 
+def test_an_allocation_of_several_hosts_has_all_ranks_here(tmp_path: Path) -> None:
+    """Open MPI would ask Slurm to start a daemon on each of them."""
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    slurm = {"JOB_ID": "7", "JOBID": "7", "NNODES": "2", "TASKS_PER_NODE": "1(x2)"}
+    slurm |= dict.fromkeys(("NODELIST", "JOB_NODELIST"), "nowhere1,nowhere2")
+    variables = {**os.environ, **{f"SLURM_{name}": value for name, value in slurm.items()}}
+    program = mpirun.find_mpirun()
+    done = subprocess.run(
+        [program, "-n", "2", "echo", "here"],
+        env=mpirun.make_environment(program, variables, tmp_path),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["here", "here"], done.stderr
+
+
+ABSENT = """
+import time
+from collbench.run.launch import environments, rendezvous
+member = environments.detect_variables()
+if member.rank:
+    time.sleep(100)
+rendezvous.tell_address(member, "10.0.0.1", 1.0)
+"""
+
+
+def test_a_rank_that_never_starts_mpi_is_not_waited_for_without_end() -> None:
+    done = subprocess.run(
+        [mpirun.find_mpirun(), "-n", "2", sys.executable, "-c", ABSENT],
+        env={**os.environ, **mpirun.SETTINGS, **mpirun.AS_ROOT, "PYTHONPATH": PATHS},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode, done.stdout
+    assert "was not told within 1 s where rank 0 is" in done.stderr
+
+
 def test_every_collective_is_right_or_refused(measure) -> None:
     n = 2
     axes = {"collectives": tuple(COLLECTIVES), "sizes": (48, 70_000), "roots": (-1,)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from collbench.features.lifecycle.watching import (
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.clock_links import control_address
+from collbench.run.rank.clock_links import control_address, listen_at
 from collbench.run.rank.outcome import (
     CaseOutcome,
     FailedCase,
@@ -108,6 +109,13 @@ class LifeTrial(_Watcher):
     def run(self) -> Blocks:
         """One life on all ranks, and what each phase took."""
         bench, life = self._bench, self._life
+        under_mpi = self._case.backend == "mpi"
+        if under_mpi and not self._one_host:
+            raise CannotRun(
+                "the ranks of a life on MPI are started by an mpirun on rank 0's host, and these"
+                " are on several hosts",
+                "measure it on one host",
+            )
         bench.board.enter(bench.rank, Phase.MEASURING)
         yield
         delay = sum(
@@ -123,7 +131,10 @@ class LifeTrial(_Watcher):
             groups=life.groups,
             delay=delay,
         )
-        mine = self._watch(given) if self._case.backend != "mpi" or bench.rank == 0 else {}
+        mine: dict[str, Any] = {}
+        with bench.control.refusing_alike():
+            if bench.rank == 0 or not under_mpi:
+                mine = self._watch(given)
         reports = bench.control.collect(mine)
         bench.board.enter(bench.rank, Phase.REPORTING)
         if bench.rank:
@@ -133,20 +144,30 @@ class LifeTrial(_Watcher):
     def _watch(self, given: Instructions) -> dict[str, Any]:
         """Start the process and see it through; what each rank that it makes has to report."""
         with watch_life(given) as (watched, began):
-            limit = STARTING + given.limit
+
+            def is_loading() -> bool:
+                watched.look()
+                has_loaded = all(watched.find(rank, "imported") for rank in watched.ranks)
+                return not (has_loaded or watched.ended)
 
             def is_open() -> bool:
                 watched.look()
                 return not watched.ended
 
-            in_time = wait_while(is_open, limit, self._beat)
+            limit = STARTING
+            in_time = wait_while(is_loading, limit, self._beat)
+            if in_time:
+                limit = given.limit
+                in_time = wait_while(is_open, limit, self._beat)
             watched.look()
+            exceeded = 0.0 if in_time else limit
             return {
-                str(rank): self._report(watched, rank, began, in_time) for rank in watched.ranks
+                str(rank): self._report(watched, rank, began, exceeded) for rank in watched.ranks
             }
 
-    def _report(self, watched: Watched, rank: int, began: int, in_time: bool) -> dict[str, Any]:
-        """What one rank has written, and why it did not come to its end."""
+    def _report(self, watched: Watched, rank: int, began: int, exceeded: float) -> dict[str, Any]:
+        """What one rank has written, and why it did not come to its end: a limit of so many seconds
+        may be ``exceeded``."""
         events = watched.events[rank]
         report: dict[str, Any] = {
             "began": began,
@@ -158,8 +179,8 @@ class LifeTrial(_Watcher):
         elif not watched.find(rank, "done"):
             doing = watched.last_phase(rank)
             why = watched.last_complaint() or f"it ended with status {watched.process.poll()}"
-            hung = f"{SILENT}: rank {rank} has not come past {doing} in {self._life.limit:g} s"
-            report["trouble"] = f"rank {rank}, {doing}: {why}" if in_time else hung
+            hung = f"{SILENT}: rank {rank} has not come past {doing} in {exceeded:g} s"
+            report["trouble"] = hung if exceeded else f"rank {rank}, {doing}: {why}"
         return report
 
     def _make_outcomes(self, reports: dict[str, Any]) -> Sequence[CaseOutcome]:
@@ -261,7 +282,9 @@ class LossTrial(_Watcher):
         with bench.control.refusing_alike():
             open_nursery(self._beat)
         given = self._instruct(loss.limit, nbytes=loss.nbytes, way=loss.way)
-        with watch_fork(given, self._beat) as watched:
+        with ExitStack() as stack:
+            with bench.control.refusing_alike():
+                watched = stack.enter_context(watch_fork(given, self._beat))
             mine = self._lose(watched) if bench.rank == loss.victim else self._survive(watched)
             reports = bench.control.collect(mine)
         bench.board.enter(bench.rank, Phase.REPORTING)
@@ -355,6 +378,8 @@ class LossTrial(_Watcher):
             return [WrongData(before, note, None, verified)] * 2
         if "trouble" in lost:
             return [FailedCase(lost["trouble"])] * 2
+        if early := _name_early(reports, lost["killed"]):
+            return [FailedCase(early)] * 2
         ranks = [
             self._describe_rank(rank, report, lost["killed"])
             for rank, report in enumerate(reports)
@@ -415,6 +440,16 @@ class LossTrial(_Watcher):
         return f"{SILENT}: rank {lost.rank} {knew} and did not come back: {lost.trouble}"
 
 
+def _name_early(reports: Sequence[Any], killed: int) -> str:
+    """The first rank that failed before the victim was killed, in words; empty where none did. One
+    that was told has no error of its own."""
+    for rank, report in enumerate(reports):
+        for event in (report.get("knows", {}), report.get("failed", {})):
+            if event.get("how") != "told" and event.get("ns", killed) < killed:
+                return f"rank {rank} failed before the kill: {event['text']}"
+    return ""
+
+
 def _time_loss(
     times: Sequence[int | None], reason: str, findings: dict[str, Any], verified: int = 0
 ) -> CaseOutcome:
@@ -444,7 +479,7 @@ def _serve_any_store(address: str) -> tuple[Any, int]:
 
 def _serve_store(address: str, **settings: bool) -> tuple[Any, int]:
     """A store at a free port of the address, and the port. Raises OSError and RuntimeError."""
-    listener = socket.create_server((address, 0))
+    listener = listen_at(address)
     port = listener.getsockname()[1]
     limit = timedelta(seconds=STARTING)
     store = make_store(

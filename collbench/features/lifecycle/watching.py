@@ -33,6 +33,13 @@ LAUNCHED = ("PMIX_", "PMI_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_CVAR_", 
 KEPT = ("OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")  # of which a user's settings stay
 
 
+def _is_readable(descriptor: int, seconds: float | None = 0.0) -> bool:
+    """Whether there is something to read within so many seconds, however long if None."""
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    return bool(ready.poll(None if seconds is None else 1000 * seconds))
+
+
 class Process(Protocol):
     """What is done with a process: subprocess.Popen, or Forked."""
 
@@ -54,7 +61,7 @@ class Forked:
     def _has_ended(self, seconds: float | None) -> bool:
         if self._fd < 0:
             return True
-        if not select.select([self._fd], [], [], seconds)[0]:
+        if not _is_readable(self._fd, seconds):
             return False
         os.close(self._fd)
         self._fd = -1
@@ -181,7 +188,7 @@ class Nursery:
         """What it says next; nothing where it has ended, or says nothing for long."""
 
         def is_silent() -> bool:
-            return not select.select([self._socket], [], [], 0.0)[0]
+            return not _is_readable(self._socket.fileno())
 
         if not wait_while(is_silent, STARTING, beat):
             return b""
@@ -263,13 +270,9 @@ def _launch_by_mpirun(
         for name, value in environment.items()
         if not name.startswith(LAUNCHED) or name.startswith(KEPT)
     }
-    clean |= mpirun.SETTINGS | (mpirun.AS_ROOT if os.getuid() == 0 else {})
-    clean |= {
-        "PATH": mpirun.put_folder_first(program, clean.get("PATH", os.defpath)),
-        "TMPDIR": str(folder),
-    }
     launched = [program, "-n", str(ranks), *command]
-    return bound_command(sys.executable, signal.SIGTERM, os.getpid(), *launched), clean
+    bound = bound_command(sys.executable, signal.SIGTERM, os.getpid(), *launched)
+    return bound, mpirun.make_environment(program, clean, folder)
 
 
 def wait_while(is_open: Callable[[], bool], seconds: float, beat: Callable[[], object]) -> bool:

@@ -73,7 +73,9 @@ _WORDING = {
 }
 
 
-Place = tuple[int, int, int]  # whether it has begun a case, which, and how many of its calls
+# how many times a rank has begun to connect, whether it has begun a case, which, how many of its
+# calls
+Place = tuple[int, int, int, int]
 
 
 def select_behind(places: Sequence[Place]) -> list[int]:
@@ -83,7 +85,7 @@ def select_behind(places: Sequence[Place]) -> list[int]:
 
 class Board:
     """``n`` lines of (phase, case, beats, arrivals, cells to ask the next rank with and to answer
-    the one before, calls) after one line with the common deadline.
+    the one before, calls, times it has begun to connect) after one line with the common deadline.
 
     Beats are signs of life, of which every rank has its own number. Phases and calls of a case are
     the same on all ranks: by these one rank is farther than another.
@@ -120,6 +122,7 @@ class Board:
         """Rank begins a phase (of case number ``case``)."""
         line = (rank + 1) * _WORDS
         self.cells[line] = phase
+        self.cells[line + 7] += phase is Phase.CONNECTING
         if case is not None:
             self.cells[line + 1] = case
             self.cells[line + 6] = 0
@@ -156,7 +159,8 @@ class Board:
     def place(self, rank: int) -> Place:
         """How far a rank is."""
         phase, case, _ = self.where(rank)
-        return min(phase, Phase.PREPARING), case, self.cells[(rank + 1) * _WORDS + 6]
+        calls, begun = self.cells[(rank + 1) * _WORDS + 6 : (rank + 2) * _WORDS]
+        return begun, min(phase, Phase.PREPARING), case, calls
 
     def find_behind(self) -> list[int]:
         """Ranks that are not as far as the foremost."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +24,15 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
 if os.getppid() == int(sys.argv[2]) or sys.argv[2] == "0":
     os.execvp(sys.argv[3], [str(os.getpid()) if a == "{pid}" else a for a in sys.argv[3:]])
+"""
+
+
+# Says why a process is killed that has had its time, and kills it.
+_KILL = """
+import os, sys, time
+time.sleep(float(sys.argv[1]))
+os.write(2, sys.argv[2].encode())
+os.kill(int(sys.argv[3]), 9)
 """
 
 
@@ -45,6 +57,22 @@ def bound_command(python: str, number: signal.Signals, parent: int, *command: st
     """A command to which the kernel sends a signal when the process that starts it ends, which has
     the pid ``parent`` (0: it may be any). ``{pid}`` in it is the command's own."""
     return [python, "-I", "-S", "-c", _BECOME, str(int(number)), str(parent), *command]
+
+
+@contextmanager
+def killed_after(seconds: float, message: str) -> Iterator[None]:
+    """Have another process write ``message`` and kill this one, unless the block ends in time: for
+    a library that keeps Python's lock while it waits, so that no thread of this process runs."""
+    me = os.getpid()
+    guard = [sys.executable, "-I", "-S", "-c", _KILL, str(seconds), message, str(me)]
+    process = subprocess.Popen(
+        bound_command(sys.executable, signal.SIGKILL, me, *guard), stdin=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def die_with_parent(made_by: int | None = None) -> None:

@@ -169,7 +169,7 @@ def meet_ranks(member: Membership, seconds: float) -> Meeting:
     and who did not."""
     host = None
     try:
-        with rendezvous.agree_on_doors(member) as (places, key):
+        with rendezvous.agree_on_doors(member, seconds) as (places, key):
             if member.rank == 0:
                 host = Host(open_listener(places), member.n, key, seconds)
             return Meeting(Connection(member, places, key, seconds), host)

@@ -23,7 +23,6 @@ from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
 from collbench.core.text import print_message
 from collbench.machine import environment
-from collbench.machine.load import Load, measure_load
 from collbench.run.backends import _model
 from collbench.run.jobs import Plan
 from collbench.run.launch import folders
@@ -205,10 +204,6 @@ class Launcher(FreshRanks):
         self._python, self._settings, self._early = python, settings, early
         self._servers: dict[Env, ForkServer] = {}
         self._mpi_server = MpiServer(python)
-
-    def load(self) -> dict[str, Load]:
-        """Others' load on this host while no rank runs: a server that loads torch is ours."""
-        return measure_load(helpers=[self._early.process.pid] if self._early else [])
 
     def warm(self, backends: Sequence[str], env: Env = ()) -> None:
         """Start loading torch under ``env``, if any of the backends has forked ranks."""

@@ -11,6 +11,7 @@ launching process goes away, mpirun is terminated by the kernel and the wardens 
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -34,6 +35,10 @@ from collbench.survive import streams
 from collbench.survive.signals import interrupts
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
+
+
+# What a scheduler says of its allocation: mpirun would start a daemon on each of its hosts.
+_ALLOCATION = re.compile(r"(SLURM|PBS|FLUX|LSB|COBALT)_\w+|PE_HOSTFILE")
 
 
 # All ranks are here, whatever their number; collbench binds them itself; and they listen to nobody
@@ -69,6 +74,20 @@ def find_mpirun(python: str = sys.executable) -> str:
             "--backend mpi needs an mpirun, and none is beside python or on the PATH", _NEEDED
         )
     return program
+
+
+def make_environment(
+    program: str, variables: Mapping[str, str], folder: Path | str
+) -> dict[str, str]:
+    """The environment of an mpirun that starts all ranks here, and of these: what it leaves goes
+    with ``folder``. Of SETTINGS, those that ``variables`` have are theirs."""
+    return {
+        **SETTINGS,
+        **(AS_ROOT if os.getuid() == 0 else {}),
+        **{k: v for k, v in variables.items() if not _ALLOCATION.fullmatch(k)},
+        "PATH": put_folder_first(program, variables.get("PATH", os.defpath)),
+        "TMPDIR": str(folder),
+    }
 
 
 def put_folder_first(program: str, path: str) -> str:
@@ -123,14 +142,7 @@ class Mpirun(Parent):
         self._board = -1
         self._forked: set[int] = set()  # ranks that the server has made
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        as_root = AS_ROOT if os.getuid() == 0 else {}
-        self._env = {
-            **SETTINGS,
-            **as_root,
-            **env,
-            "PATH": put_folder_first(self._mpirun, env.get("PATH", os.defpath)),
-            "TMPDIR": str(folder),
-        }  # what mpirun leaves goes with the folder
+        self._env = make_environment(self._mpirun, env, folder)
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ready = select.epoll()
         self._alive = 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import select
 import socket
 import sys
 import time
@@ -274,11 +273,11 @@ class RecordCount:
     def count(self, line: World | Record) -> None:
         """Note that a line has come."""
         self._begun = True
-        # the last of a job's records is the first group's
-        self._done += isinstance(line, Record) and line.case.group == 0
+        if isinstance(line, Record):  # the last of a job's is its leader's
+            self._done += line.case.is_leader and line.stop != "cut"
 
     def beats(self) -> int:
-        """Records that have come."""
+        """Cases that are finished."""
         return self._done
 
     def find_behind(self) -> list[int]:
@@ -330,7 +329,8 @@ class SeatWatch(RankWatch):
     def move(self, seconds: float) -> None:
         """Take in lines within so many seconds. Raises RunBroken and CannotRun, also where
         ``guard`` says that somebody is lost."""
-        if select.select([self._woken], [], [], seconds)[0]:
+        self._woken.settimeout(seconds)
+        with suppress(TimeoutError, BlockingIOError):
             self._woken.recv(1 << 16)
         while not self._incoming.empty():
             self.handle_line(*self._incoming.get())

@@ -14,6 +14,7 @@ later. Open MPI has no such thing; there MPI itself has to tell, by mpi4py.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import secrets
@@ -30,9 +31,10 @@ from collbench.core.errors import CannotRun, RunBroken
 from collbench.machine import environment
 from collbench.machine.routes import find_named_interface
 from collbench.run.launch import environments, folders
+from collbench.run.launch.children import killed_after
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Door
-from collbench.run.mpi_library import initialise_mpi
+from collbench.run.mpi_library import initialise_mpi, load_mpi
 
 PORTS = 8  # tried one after the other, at rank 0 and by who looks for it
 
@@ -41,6 +43,9 @@ FIRST_PORT, LAST_PORT = 20_000, 32_000  # below those that Linux hands out to an
 
 
 LOOPBACK = "lo"
+
+
+_MISSING = "did all ranks start, with the same command line? -T sets the limit"
 
 
 _NAME = "collbench-meeting"  # of what PMI keeps
@@ -56,8 +61,9 @@ def on_one_host(member: Membership) -> bool:
 
 
 @contextmanager
-def agree_on_doors(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
-    """Doors to try in turn, and the key. Raises CannotRun where nothing says where rank 0 is."""
+def agree_on_doors(member: Membership, seconds: float) -> Iterator[tuple[list[Door], bytes]]:
+    """Doors to try in turn, and the key. Raises CannotRun where nothing says where rank 0 is,
+    RunBroken where ranks that are to say it do not come within ``seconds``."""
     if on_one_host(member):
         with _private_folder(member) as folder:
             yield [folder / "meeting"], _derive_key(member)
@@ -67,7 +73,9 @@ def agree_on_doors(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
         yield _list_doors(member, host), _derive_key(member)
         return
     door = chosen_address() if member.rank == 0 else ""
-    agreed = tell_address(member, door) if member.launcher.startswith(("mpirun", "flux")) else None
+    agreed = None
+    if member.launcher.startswith(("mpirun", "flux")):
+        agreed = tell_address(member, door, seconds)
     if agreed is None:
         raise CannotRun(
             f"{member.launcher} started ranks on several hosts and rank 0's host is unknown",
@@ -142,25 +150,43 @@ def _list_doors(member: Membership, host: str, launch: str = "") -> list[Door]:
         *([int(given)] if given else []),
         *(FIRST_PORT + at % (LAST_PORT - FIRST_PORT) for at in spread),
     ]
-    address = own_address(host) if member.rank == 0 else host
+    address = own_address(host) if member.rank == 0 else _address_from_here(host)
     return [(address, port) for port in ports]
 
 
-def own_address(host: str) -> str:
-    """Where rank 0 listens so that ``host`` leads to it: many a machine has its own name at
-    127.0.1.1.
+def _address_from_here(host: str) -> str:
+    """Where a rank looks for rank 0, whose host may be this one, or be unknown for a while yet."""
+    with suppress(OSError):
+        if _is_own_name(host, _resolve_host(host)):
+            return chosen_address() or host
+    return host
 
-    Raises CannotRun when ``host`` is unknown."""
+
+def own_address(host: str) -> str:
+    """Where rank 0 listens so that ``host`` leads to it. Raises CannotRun when ``host`` is
+    unknown."""
     try:
-        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        address = _resolve_host(host)
     except OSError as e:
         raise CannotRun(
             f"rank 0 on {environment.host_name()} does not know the host {host} it is said to be"
             f" on: {e}",
             "set MASTER_ADDR to an address of rank 0's host",
         ) from e
-    literal = host == "localhost" or re.fullmatch(r"[\d.]+|[\da-f:]+", host)
-    return address if literal or not address.startswith("127.") else chosen_address() or address
+    return chosen_address() or address if _is_own_name(host, address) else address
+
+
+def _resolve_host(host: str) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def _is_own_name(host: str, address: str) -> bool:
+    """Whether ``host`` is a name that leads back to this machine alone: many a machine has its own
+    at 127.0.1.1."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return False
+    return host != "localhost" and ipaddress.ip_address(address).is_loopback
 
 
 def chosen_address() -> str:
@@ -185,25 +211,37 @@ def find_interface(address: str) -> str:
     return LOOPBACK
 
 
-def tell_address(member: Membership, address: str) -> tuple[str, str] | None:
+def tell_address(member: Membership, address: str, seconds: float) -> tuple[str, str] | None:
     """(address, token) as rank 0 has them, at every rank; None where the launcher has no means.
 
-    All ranks must call. ``address`` counts at rank 0, which makes up the token.
+    All ranks must call, within ``seconds``: else RunBroken is raised, or this process is killed,
+    which has said why. ``address`` counts at rank 0, which makes up the token.
     """
     own_text = f"{address} {secrets.token_hex(16)}" if member.rank == 0 else ""
-    answer = _by_pmi(own_text) if "PMI_FD" in os.environ else _by_mpi(member, own_text)
+    if "PMI_FD" in os.environ:
+        answer: str | None = _by_pmi(member, own_text, seconds)
+    else:
+        answer = _by_mpi(member, own_text, seconds)
     if answer is None:
         return None
     host, _, token = answer.partition(" ")
     return host, token
 
 
-def _by_pmi(own_text: str) -> str:
+def _describe_absence(member: Membership, seconds: float) -> str:
+    return (
+        f"rank {member.rank} of {member.n} on {environment.host_name()} ({member.launcher}) was not"
+        f" told within {seconds:g} s where rank 0 is, which all ranks have to come for"
+    )
+
+
+def _by_pmi(member: Membership, own_text: str, seconds: float) -> str:
     """Raises CannotRun when the launcher does not speak PMI-1, or has ended."""
     try:
         with (
             socket.socket(fileno=os.dup(int(os.environ["PMI_FD"]))) as channel,
             channel.makefile("rb") as lines,
+            _limit_waiting(channel, seconds),
         ):
 
             def ask(command: str) -> dict[str, str]:
@@ -223,6 +261,8 @@ def _by_pmi(own_text: str) -> str:
                 ask(f"put kvsname={space} key={_NAME} value={own_text.replace(' ', '/')}")
             ask("barrier_in")
             return ask(f"get kvsname={space} key={_NAME}")["value"].replace("/", " ")
+    except TimeoutError as e:
+        raise RunBroken(_describe_absence(member, seconds), _MISSING) from e
     except (OSError, ValueError, KeyError) as e:
         raise CannotRun(
             f"the launcher does not say where rank 0 is (PMI: {e})",
@@ -230,11 +270,26 @@ def _by_pmi(own_text: str) -> str:
         ) from e
 
 
-def _by_mpi(member: Membership, own_text: str) -> str | None:
+@contextmanager
+def _limit_waiting(channel: socket.socket, seconds: float) -> Iterator[None]:
+    """Raises TimeoutError where nothing comes for so long. MPI reads from the channel later, and
+    is to find it as it was."""
+    channel.settimeout(seconds)
+    try:
+        yield
+    finally:
+        channel.setblocking(True)
+
+
+def _by_mpi(member: Membership, own_text: str, seconds: float) -> str | None:
     """None where MPI cannot be loaded. Raises CannotRun when MPI knows of other ranks than the
     launcher."""
+    why = f"collbench: {_describe_absence(member, seconds)}\n  hint: {_MISSING}\n"
     try:
-        world = initialise_mpi().COMM_WORLD
+        load_mpi()
+        # the launcher ends a host's other ranks with its first, so that one tells
+        with killed_after(seconds + member.local_rank, why):
+            world = initialise_mpi().COMM_WORLD
     except CannotRun:
         return None
     if (world.rank, world.size) != (member.rank, member.n):

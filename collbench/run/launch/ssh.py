@@ -37,6 +37,7 @@ from collbench.run.launch.launched import PRESENT_SECONDS, Far
 from collbench.run.launch.meeting import SILENT_SHARE, say_silent
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.suite.sweep import Axes, Suite
+from collbench.survive.crash import HINTS, LIMITS
 
 MARK = b"collbench-place "  # of the first line; what login scripts print comes before it
 
@@ -141,9 +142,10 @@ class HostLink:
                 start_new_session=True,  # Ctrl-C is this process's to handle
             )
         except OSError as e:
+            install = "install an ssh client (openssh-client), or name another command with --ssh"
             raise CannotRun(
                 f"--launcher ssh: cannot run {plain_line(words[0])}: {e.strerror}",
-                "install an ssh client (openssh-client), or name another command with --ssh",
+                HINTS[e.errno] if e.errno in LIMITS else install,
             ) from e
         self._send_bytes(BOOT.encode() + msgspec.json.encode(self._make_orders(patience)) + b"\n")
         self._reading_errors = self._start_thread(self._read_errors)

@@ -212,14 +212,16 @@ class Pattern:
 def submit_times(call: Call, control: Control, count: Callable[[], None]) -> np.ndarray | None:
     """The time that each rank takes to hand a call over, without waiting for it, at rank 0; None
     where it must wait."""
-    if call.submit is None:
+    # a rank that is in no group takes part, and hands nothing over
+    if not all(control.collect(call.submit is not None or call.run is do_nothing)):
         return None
     times = []
     for _ in range(20):
         count()
         control.barrier()
         begin = clock()
-        work = call.submit()
+        work = call.submit() if call.submit else None
         times.append(clock() - begin)
-        work.wait()
+        if work is not None:
+            work.wait()
     return control.gather(np.array(times))

@@ -11,7 +11,6 @@ the 16 random bytes that the child was told over the control group.
 from __future__ import annotations
 
 import secrets
-import select
 import selectors
 import socket
 import struct
@@ -45,12 +44,19 @@ def control_address() -> str:
     name = find_named_interface()
     if not name:
         return socket.gethostbyname(socket.gethostname())
-    addresses = {a.family: a.address for a in psutil.net_if_addrs().get(name, ())}
-    if kind := next(
-        (kind for kind in (socket.AF_INET, socket.AF_INET6) if kind in addresses), None
-    ):
-        return addresses[kind]
-    raise OSError(f"interface {name} has no address")
+    addresses = psutil.net_if_addrs().get(name, ())
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for address in addresses:
+            # a link-local one leads nowhere without the name of the interface that it is reached by
+            if address.family == family and not address.address.startswith("fe80:"):
+                return address.address
+    raise OSError(f"interface {name} has no address that other hosts reach")
+
+
+def listen_at(address: str, backlog: int | None = None) -> socket.socket:
+    """A listener at a free port of an address of this host."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=backlog)
 
 
 class Links:
@@ -93,8 +99,7 @@ class Links:
             return None, None, ""
         try:
             at = control_address()
-            kind = socket.AF_INET6 if ":" in at else socket.AF_INET
-            listener = socket.create_server((at, 0), family=kind, backlog=2 * len(tokens) + 8)
+            listener = listen_at(at, backlog=2 * len(tokens) + 8)
         except OSError as e:
             return None, None, first_line(e)
         offered = {str(child): token.hex() for child, token in tokens.items()}
@@ -182,8 +187,9 @@ def _receive_word(link: socket.socket) -> int:
         except BlockingIOError:
             pass
     else:
-        select.select([link], [], [])
+        link.setblocking(True)
         received = link.recv(WORD.size)
+        link.setblocking(False)
     if len(received) != WORD.size:
         raise ConnectionError("Connection closed by peer")
     return int(WORD.unpack(received)[0])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from collbench.core.errors import CannotRun
 from collbench.records.choice import add_names, without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call, do_nothing
@@ -36,6 +37,7 @@ from collbench.run.rank.measure import (
 )
 from collbench.run.rank.outcome import (
     CaseOutcome,
+    FailedCase,
     MeasuredCase,
     Timing,
     WrongData,
@@ -121,8 +123,7 @@ class Trial:
         for slot in range(len(self._slots)):
             self._data.fill(slot)
         self._enter(Phase.CHECKING)
-        if self._common:
-            self._common.refresh()
+        self._refresh_clock()
         sync = self._sync()
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
@@ -215,6 +216,9 @@ class Trial:
         }
         if not measured.samples.durations.size:
             return fail_without_samples(measured.invalid, data.remedy, measured.hopeless, gpus)
+        times = case_times(case, measured.samples, self._common, ranks)
+        if why := self._explain_unknown_arrival(float(np.median(times))):
+            return FailedCase(f"--arrival {case.arrival}: {why}")
         chose = add_names(None if number else data.chose, data.adds_as[number])
         backgrounds = [
             data.backgrounds[rank] for rank in ranks if data.backgrounds
@@ -243,6 +247,21 @@ class Trial:
             background=next(filter(None, backgrounds), None),
             note="; ".join(filter(None, notes)),
         )
+
+    def _refresh_clock(self) -> None:
+        """Have ranks' clocks compared anew if it is time. Raises CannotRun where they do not tell
+        what the case wants to know."""
+        if self._common:
+            self._common.refresh()
+        if why := self._explain_unknown_arrival():
+            raise CannotRun(f"--arrival {self._case.arrival}: {why}", "--arrival aligned")
+
+    def _explain_unknown_arrival(self, sample_ns: float = math.inf) -> str:
+        """Why clocks do not tell when the last rank arrived, where times of samples, about
+        ``sample_ns``, are counted from then; else ""."""
+        if not (self._case.arrival and self._common):
+            return ""
+        return self._common.explain_inaccuracy(sample_ns)
 
     def _ran(self) -> str:
         """A note on the algorithm that ran with its parameters, where these were left to it; else
@@ -297,7 +316,8 @@ class Trial:
         def fenced() -> None:
             run()
             self._bench.backend.finish()
-            self._group.barrier()
+            if not self._group.idle:
+                self._group.barrier()
 
         return fenced if self._policy.blocking == 1 else run
 

@@ -200,9 +200,11 @@ class Worker:
         default: Scheme = "barrier" if world.oversubscribed else "window"
         scheme: Scheme = default if sync == "auto" else sync
         if scheme == "window" and common and common.trouble:
-            raise CannotRun(
-                f"--sync window: {common.trouble}", "use --sync barrier, which works everywhere"
-            )
+            if sync == "window":
+                raise CannotRun(
+                    f"--sync window: {common.trouble}", "use --sync barrier, which works everywhere"
+                )
+            scheme = "barrier"
         if scheme == "device" and not stream:
             raise CannotRun(
                 "--sync device needs a GPU, whose stream it waits on",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,10 +39,11 @@ def stat(tmp_path: Path) -> Stat:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A wall clock and this process's CPU time, in seconds, set by hand; CPUs 0 and 1 are usable,
     and this process descends from one that has used none."""
-    now = SimpleNamespace(wall=0.0, own=0.0, parent=0.0)
+    now = SimpleNamespace(wall=0.0, own=0.0, parent=0.0, children=0.0)
     parent = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=now.parent, system=0.0))
     monkeypatch.setattr(time, "perf_counter", lambda: now.wall)
     monkeypatch.setattr(time, "process_time", lambda: now.own)
+    monkeypatch.setattr(load, "children_seconds", lambda _: now.children)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(environment, "boot_id", lambda *_: "machine")
     monkeypatch.setattr(environment, "host_name", lambda: "node0")
@@ -79,12 +82,26 @@ def test_how_long_a_thread_has_waited_for_a_cpu_is_the_kernels_word(tmp_path: Pa
 def test_what_is_ours_is_not_others(stat: Stat, tmp_path: Path, clock: Any) -> None:
     stat(cpu0=[0] * 8, cpu1=[1] + [0] * 7)
     others = Others(0, lambda mine: [mine], tmp_path)
-    clock.wall, clock.own, clock.parent = 10.0, 8.0, 1.0
+    clock.wall, clock.own, clock.parent, clock.children = 10.0, 6.0, 1.0, 2.0
     stat(cpu0=[10] + [0] * 7, cpu1=[5] + [0] * 7)
     assert others.since() == {"node0": Load(0.5, 2)}  # 14 s in all, 9 s of them ours
     clock.wall = 12.0
     stat(cpu0=[11] + [0] * 7, cpu1=[5] + [0] * 7)
     assert others.since() == {"node0": Load(0.5, 2)}  # from then on: 1 s in 2
+
+
+WORK = "sum(range(2_000_000))"  # more than a tick
+
+
+def test_what_a_process_has_started_works_for_it_alive_or_not() -> None:
+    before = load.children_seconds()
+    command = [sys.executable, "-c", f"{WORK}; print(1, flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout
+    child.stdout.readline()
+    alive = load.children_seconds()
+    child.communicate(b"\n")
+    assert before < alive <= load.children_seconds()
 
 
 def test_an_idle_machine_has_no_load(stat: Stat, tmp_path: Path, clock: Any) -> None:

@@ -52,7 +52,7 @@ def test_where_mpi_cannot_be_loaded_that_is_said(monkeypatch: pytest.MonkeyPatch
 def test_without_mpi_a_launcher_has_no_means_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.delenv("PMI_FD", raising=False)
-    assert rendezvous.tell_address(Membership("mpirun", 0, 2, 0, 1), "10.0.0.1") is None
+    assert rendezvous.tell_address(Membership("mpirun", 0, 2, 0, 1), "10.0.0.1", 20) is None
 
 
 @pytest.mark.parametrize("started", [True, False])

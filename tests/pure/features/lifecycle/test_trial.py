@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from steps import without_pause
 
+from collbench.core.errors import CannotRun
 from collbench.features.lifecycle import trial as trials
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.trial import LifeTrial, LossTrial
+from collbench.run.rank.control import Control
 from collbench.run.rank.outcome import FailedCase, WrongData
 
 
@@ -54,6 +59,99 @@ def test_wrong_data_of_a_life_are_found_though_another_rank_hangs() -> None:
     for outcome in trial._make_outcomes(reports):
         assert isinstance(outcome, WrongData) and outcome.wrong == 4
         assert "silence: rank 1 hangs" in outcome.note
+
+
+def test_an_error_before_the_kill_is_no_detection() -> None:
+    killed = {"killed": 10, "at": 5, "doing": "calls"}
+    early = {**survived(0), "knows": {"how": "error", "ns": 9, "text": "no route"}}
+    for outcome in judge_loss([early, killed, survived(0)]):
+        assert isinstance(outcome, FailedCase)
+        assert outcome.reason == "rank 0 failed before the kill: no route"
+
+
+def test_who_is_told_of_a_kill_knows_at_once() -> None:
+    killed = {"killed": 10, "at": 5, "doing": "calls"}
+    reports: list[dict[str, Any]] = [
+        {**survived(0), "knows": {"how": "told", "ns": 9}, "recovered": {"ns": 20}}
+        for _ in range(2)
+    ]
+    known, _ = judge_loss([reports[0], killed, reports[1]])
+    assert known.timing.times == [1]
+
+
+class SecondOfTwo(Control):
+    """Rank 1's control, whose rank 0 has answered."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        super().__init__(1, 2)
+        self._answers = answers
+
+    def collect(self, value: Any) -> list[Any]:
+        return [self._answers.pop(0), value]
+
+
+def run_life(backend: str, hosts: list[str], answers: list[Any]) -> Any:
+    trial: Any = object.__new__(LifeTrial)
+    trial._case = SimpleNamespace(n=2, backend=backend)
+    trial._life, trial._one_host = Life(world=2), len(set(hosts)) == 1
+    board = SimpleNamespace(enter=lambda *_: None)
+    policy = SimpleNamespace(inject="")
+    trial._bench = SimpleNamespace(rank=1, control=SecondOfTwo(answers), board=board, policy=policy)
+    trial._instruct = lambda *_, **__: None
+    return without_pause(trial.run())
+
+
+def test_mpi_is_not_started_by_an_mpirun_of_one_host_for_ranks_of_two() -> None:
+    with pytest.raises(CannotRun, match="several hosts"):
+        run_life("mpi", ["a", "b"], [None, {}])
+
+
+def test_all_ranks_hear_that_rank_0_has_no_mpirun() -> None:
+    with pytest.raises(CannotRun, match="needs an mpirun"):
+        run_life("mpi", ["a", "a"], [["--backend mpi needs an mpirun", "install one"], {}])
+
+
+@pytest.mark.parametrize(("has_loaded", "seconds"), [(True, 7), (False, trials.STARTING)])
+def test_the_limit_of_a_life_counts_from_when_its_library_is_loaded(
+    has_loaded: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def wait_while(is_open: Callable[[], bool], limit: float, beat: object) -> bool:
+        limits.append(limit)
+        return not is_open()
+
+    watched = SimpleNamespace(
+        ranks=[0],
+        events={0: []},
+        ended=False,
+        look=lambda: None,
+        last_phase=lambda rank: "first call",
+        last_complaint=lambda: "a warning",
+        find=lambda rank, name: has_loaded if name == "imported" else None,
+    )
+    monkeypatch.setattr(trials, "wait_while", wait_while)
+    monkeypatch.setattr(trials, "watch_life", lambda given: nullcontext((watched, 0)))
+    trial: Any = object.__new__(LifeTrial)
+    trial._beat = None
+    report = trial._watch(SimpleNamespace(limit=7.0))["0"]
+    assert limits == [trials.STARTING, 7.0][: 1 + has_loaded]
+    hung = f"silence: rank 0 has not come past first call in {seconds:g} s"
+    assert report["trouble"] == hung
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_store_is_served_at_an_address_of_either_family(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(address: str, port: int, **settings: Any) -> str:
+        os.close(settings["master_listen_fd"])
+        return address
+
+    if ":" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(trials, "make_store", make)
+    assert trials._serve_any_store(address)[0] == address
 
 
 NO_SOCKET = "The libuv TCPStore backend does not support initialization with an listen fd."  # 2.6

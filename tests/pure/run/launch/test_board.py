@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from collbench.run.launch import board
+from collbench.run.launch.board import Board, Phase
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,18 @@ def test_what_a_process_does_is_told_in_one_word(
 ) -> None:
     monkeypatch.setattr(psutil.Process, "status", lambda self: status)
     assert board.process_state(os.getpid()) == doing
+
+
+def test_a_rank_that_has_not_left_a_world_is_behind_those_that_connect_for_the_next() -> None:
+    ranks, fd = Board.create(2)
+    os.close(fd)
+    for rank in range(2):
+        ranks.enter(rank, Phase.CONNECTING)
+        ranks.enter(rank, Phase.PREPARING, 3)
+        ranks.enter(rank, Phase.DONE)
+    assert ranks.find_behind() == []
+    ranks.enter(0, Phase.CONNECTING)
+    assert ranks.find_behind() == [1]
 
 
 def test_a_process_that_is_not_there_has_ended() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.load import Others
 from collbench.run.launch import early
 from collbench.run.launch.early import LoadingServer, make_environment, start_early
 from collbench.run.launch.local import ForkServer
@@ -78,9 +77,3 @@ def test_a_server_that_nobody_wants_is_killed() -> None:
     server.close()
     assert server.process.returncode is not None
     server.close()
-
-
-def test_the_load_of_a_helper_is_ours() -> None:
-    alone = Others(0, lambda value: [value])
-    helped = Others(0, lambda value: [value], helpers=[os.getpid(), 1 << 30])
-    assert helped._now()[2] > alone._now()[2]  # by what this process has worked

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -124,14 +125,14 @@ def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
 
 def test_who_is_behind_is_known_once_all_have_told_their_place(launch: Launch) -> None:
     first, second = met(launch.come(0, 1))
-    first.beat((2, 1, 5))
+    first.beat((1, 2, 1, 5))
     assert first.find_behind(SECONDS) == []
-    second.beat((2, 1, 4))
+    second.beat((1, 2, 1, 4))
     assert second.find_behind(SECONDS) == []  # it waits for this answer
     assert first.find_behind(SECONDS) == launch.host.find_behind() == [1]
-    first.beat((2, 1, 4))
+    first.beat((1, 2, 1, 4))
     assert first.find_behind(SECONDS) == []
-    first.beat((2, 0, 9))  # at an earlier case
+    first.beat((1, 2, 0, 9))  # at an earlier case
     assert second.find_behind(SECONDS) == [0]
 
 
@@ -519,7 +520,7 @@ def test_one_host_meets_in_a_private_folder(
     deep.mkdir()
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(deep))
     alone = Membership("torchrun", 0, 1, 0, 1)
-    with rendezvous.agree_on_doors(alone) as (places, key):
+    with rendezvous.agree_on_doors(alone, SECONDS) as (places, key):
         kept = host.Host(meeting.open_listener(places), 1, key, SECONDS)
         (folder,) = deep.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -530,7 +531,10 @@ def test_one_host_meets_in_a_private_folder(
     assert list(deep.iterdir()) == []
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(CannotRun, match="not this user's alone"), rendezvous.agree_on_doors(alone):
+    with (
+        pytest.raises(CannotRun, match="not this user's alone"),
+        rendezvous.agree_on_doors(alone, SECONDS),
+    ):
         pass
 
 
@@ -559,6 +563,25 @@ def test_rank_0_listens_at_the_address_it_is_known_by(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
     monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
     assert rendezvous.own_address("node1") == "10.1.2.3"
+    assert rendezvous.own_address("cafe") == "10.1.2.3"  # a name, in the digits of IPv6
+
+
+@pytest.mark.parametrize(
+    ("resolved", "address"), [("127.0.1.1", "10.1.2.3"), ("10.1.2.4", "node1"), ("", "node1")]
+)
+def test_a_rank_on_rank_0s_host_looks_where_that_listens(
+    resolved: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*_: Any, **__: Any) -> list[Any]:
+        if not resolved:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (resolved, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    monkeypatch.setenv("MASTER_ADDR", "node1")
+    with rendezvous.agree_on_doors(Membership("environment", 1, 2, 0, 0), SECONDS) as (doors, _):
+        assert {door[0] for door in doors} == {address}
 
 
 def test_ports_follow_from_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,19 +590,25 @@ def test_ports_follow_from_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "29400")
     by_hand, torchrun = (Membership(name, 1, 2, 0, 0) for name in ("environment", "torchrun"))
     with (
-        rendezvous.agree_on_doors(by_hand) as (places, key),
-        rendezvous.agree_on_doors(by_hand) as (again, _),
+        rendezvous.agree_on_doors(by_hand, SECONDS) as (places, key),
+        rendezvous.agree_on_doors(by_hand, SECONDS) as (again, _),
     ):
         assert places[0] == ("127.0.0.1", 29400)
         assert places == again
         assert len(places) == 1 + rendezvous.PORTS
-    with rendezvous.agree_on_doors(torchrun) as (others, _):  # whose agent is at MASTER_PORT
+    with rendezvous.agree_on_doors(torchrun, SECONDS) as (
+        others,
+        _,
+    ):  # whose agent is at MASTER_PORT
         assert ("127.0.0.1", 29400) not in others
     monkeypatch.setenv("COLLBENCH_TOKEN", "secret")
-    with rendezvous.agree_on_doors(by_hand) as (same, other):
+    with rendezvous.agree_on_doors(by_hand, SECONDS) as (same, other):
         assert (same, other == key) == (places, False)
     monkeypatch.setenv("MASTER_PORT", "high")
-    with pytest.raises(CannotRun, match="MASTER_PORT=high"), rendezvous.agree_on_doors(by_hand):
+    with (
+        pytest.raises(CannotRun, match="MASTER_PORT=high"),
+        rendezvous.agree_on_doors(by_hand, SECONDS),
+    ):
         pass
 
 
@@ -622,7 +651,9 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, address in ((0, "10.0.0.1"), (1, "")):
         process = Pmi(space)
         monkeypatch.setenv("PMI_FD", str(process.fd))
-        found.append(rendezvous.tell_address(Membership("mpirun (MPICH)", rank, 2, 0, 0), address))
+        found.append(
+            rendezvous.tell_address(Membership("mpirun (MPICH)", rank, 2, 0, 0), address, SECONDS)
+        )
         os.close(process.fd)
         process.join(5)
         assert not process.is_alive()
@@ -633,17 +664,28 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for process, words in ((Pmi({}), "key_not_found"), (Pmi(space, answers=False), "no answer")):
         monkeypatch.setenv("PMI_FD", str(process.fd))
         with pytest.raises(CannotRun, match=words):
-            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", SECONDS)
         os.close(process.fd)
     monkeypatch.setenv("PMI_FD", "not a number")
     with pytest.raises(CannotRun, match="does not say where rank 0 is"):
-        rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+        rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", SECONDS)
+
+
+def test_a_launcher_that_waits_for_ranks_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv("PMI_FD", str(theirs.fileno()))
+    with ours, theirs:
+        with pytest.raises(RunBroken, match=r"not told within 0\.1 s where rank 0 is"):
+            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", 0.1)
+        assert os.get_blocking(theirs.fileno())  # MPI's own reads wait
 
 
 def test_without_any_word_of_rank_0_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
         pytest.raises(CannotRun, match="rank 0's host is unknown"),
-        rendezvous.agree_on_doors(Membership("pbsdsh", 0, 2, 0, 0)),
+        rendezvous.agree_on_doors(Membership("pbsdsh", 0, 2, 0, 0), SECONDS),
     ):
         pass

@@ -52,6 +52,13 @@ def test_the_folder_of_mpirun_comes_first_on_its_path(
     world.close()
 
 
+def test_an_mpirun_of_this_host_knows_of_no_allocation() -> None:
+    allocation = {"SLURM_JOB_ID": "7", "PBS_NODEFILE": "/nodes", "PE_HOSTFILE": "/nodes"}
+    made = mpirun.make_environment("/opt/mpi/bin/mpirun", {"UCX_TLS": "tcp", **allocation}, "/tmp")
+    assert not allocation.keys() & made.keys()
+    assert made["UCX_TLS"] == "tcp"
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mpirun.Mpirun]:
     """A world whose mpirun is a process that waits."""

@@ -3,7 +3,11 @@ No Ray, no processes."""
 
 from __future__ import annotations
 
+import fcntl
+import resource
+import socket
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +203,45 @@ def test_jobs_beside_each_other_are_one() -> None:
         watch.handle_line(0, msgspec.json.encode({"line": line}))
         at.append(watch.progress.job(0))
     assert at == [0, 0, 1]
+
+
+def test_only_finished_cases_count() -> None:
+    """Interim records of a step, then those of its three parts, the leader's last."""
+    step = Case(collective="step", backend="gloo", n=2, nbytes=0, dtype="uint8", subject="s")
+    jobs = [Job(step, 1, "cold"), *PLAN.jobs]
+    watch = SeatWatch(msgspec.structs.replace(PLAN, jobs=jobs), SEATS, Listener(lambda line: None))
+    at = []
+    for stop in ("cut", "cut", "fixed"):
+        for case in step.siblings:
+            line = Record(case=case, status="ok", stop=stop)
+            watch.handle_line(0, msgspec.json.encode({"line": line}))
+            at.append(watch.progress.job(0))
+    assert at == [0] * 8 + [1]
+
+
+@pytest.fixture
+def high() -> Iterator[Callable[[socket.socket], socket.socket]]:
+    """A socket again, by a descriptor above those that select() takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("no descriptor above 1023 may be had here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+
+    def move(at: socket.socket) -> socket.socket:
+        return socket.socket(fileno=fcntl.fcntl(at.detach(), fcntl.F_DUPFD, 1024))
+
+    yield move
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_may_be_many(high: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken, wake = socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: (high(woken), wake))
+    watch = SeatWatch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "")
+    watch.move(0)
+    watch.take(1, '{"turn": 0}')
+    watch.move(20)
+    assert watch.waiting
 
 
 def test_a_world_is_moved_by_what_was_taken_in_another_thread() -> None:

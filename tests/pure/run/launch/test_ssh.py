@@ -3,6 +3,8 @@ where ranks reach a host. No processes."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +62,22 @@ def test_options_of_the_user_come_first_as_ssh_takes_the_first() -> None:
 def test_a_short_limit_is_ssh_s_too() -> None:
     assert "ConnectTimeout=5" in ssh.split_ssh_words("ssh", 5.5, 3)
     assert "ConnectTimeout=1" in ssh.split_ssh_words("ssh", 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.EMFILE, "ulimit -n"), (errno.ENOENT, "openssh-client")]
+)
+def test_an_ssh_client_that_cannot_be_run_has_a_remedy(
+    number: int, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(ssh.subprocess, "Popen", fail)
+    with pytest.raises(CannotRun) as raised:
+        ssh.HostLink(ListedHost("h1"), ["ssh"], 18)
+    assert os.strerror(number) in raised.value.message
+    assert hint in raised.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "  ", "ssh 'open"])

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from collbench.core.errors import CannotRun
 from collbench.features.training.step import Op, Program, Step
 from collbench.records.types import GpuState
 from collbench.run.jobs import Job, Plan
+from collbench.run.launch.board import Board
 from collbench.run.rank import worker
 from collbench.run.rank.control import Control
 from collbench.run.rank.worker import Place, Worker
@@ -56,6 +58,23 @@ HALF = Case(collective="all_gather", backend="gloo", n=2, nbytes=64, dtype="half
 BLIND = (
     "not verified: rank 0 misses errors in data on cuda:0: nothing was found; -c 0 measures without"
 )
+
+
+def settle_scheme(sync: str) -> str:
+    """How ranks start together whose clocks cannot be compared."""
+    made: Any = Worker.__new__(Worker)
+    made._policy, made._backend = Policy(sync=sync), SimpleNamespace(stream=None)  # type: ignore[arg-type]
+    made.setup, made._plan = Place(0, 1, 0, 1, "torchrun"), Plan(0, "gloo", 1, (), Policy(), [], 60)
+    made._board, made._control, made._ranks = Board.create(1)[0], Control(0, 1), range(1)
+    world = SimpleNamespace(oversubscribed=False, cramped=False)
+    scheme: str = made._benched(world, SimpleNamespace(trouble="no connection"), None).scheme
+    return scheme
+
+
+def test_a_barrier_takes_the_place_of_a_window_that_no_clock_allows() -> None:
+    assert settle_scheme("auto") == "barrier"
+    with pytest.raises(CannotRun, match="--sync window: no connection"):
+        settle_scheme("window")
 
 
 @pytest.mark.parametrize("text", ["clocks locked at 1410 of 1980 MHz", ""])
