@@ -489,7 +489,7 @@ def _piece_values(piece: Piece) -> dict[str, Any]:
         "tree": piece.tree,
         "low": piece.low,
         "rounds": rounds,
-        "adds_bits": piece.adder,
+        "adds_bits": piece.adder if piece.shows_adder else None,
         "division": piece.division,
         "reason": piece.reason,
     }
@@ -545,7 +545,7 @@ def _flatten_piece(
         "first": piece.first,
         "last": piece.last,
         "tree": piece.tree,
-        "adds_bits": piece.adder,
+        "adds_bits": piece.adder if piece.shows_adder else None,
         "adds_as": names.phrase if names else "",
         "predicted": size.proof.right,
         "predicted_of": size.proof.of,
