@@ -63,8 +63,17 @@ def _look(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
 
 
 def _add_wide(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
+    return _choose_wide(False, inputs)
+
+
+def _widen(inputs: Sequence[Tensor]) -> list[Tensor]:
     kind = {16: torch.float32, 32: torch.float64}[torch.finfo(inputs[0].dtype).bits]
-    return add_up([value.to(kind) for value in inputs]).to(inputs[0].dtype)
+    return [value.to(kind) for value in inputs]
+
+
+def _choose_wide(is_other: bool, inputs: Sequence[Tensor]) -> Tensor:
+    """Another order in a wider adder."""
+    return _choose(is_other, _widen(inputs)).to(inputs[0].dtype)
 
 
 def _add_in_hops(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
@@ -164,6 +173,9 @@ ADDERS: dict[str, Adder] = {
     "shifted": lambda x, about, k: _choose(about.address % 64 > 0, x),
     "neighbours": _look,
     "wide": _add_wide,
+    "wide_in_place": lambda x, about, k: _choose_wide(about.in_place, x),
+    "wide_after": lambda x, about, k: _choose_wide(about.call > k, x),
+    "wide_first": lambda x, about, k: _choose_wide(about.call <= k, x),
     "hops": _add_in_hops,
     "three": _add_three_at_once,
     "flush": _add_flushing,
@@ -174,6 +186,9 @@ ADDERS: dict[str, Adder] = {
     "shuffle": _shuffle,
     "divide": lambda x, about, k: add_up(x) / len(x),
     "average": _average_first,
+    "average_in_place": lambda x, about, k: (
+        _average_first(x, about, k) if about.in_place else add_up(x) / len(x)
+    ),
     "premul": _premultiply,
     "multiply": _multiply,
     "scatter": lambda x, about, k: _mix(x, torch.arange(len(x[0])) % 2 == 0),

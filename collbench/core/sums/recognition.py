@@ -30,8 +30,6 @@ MAX_REFERENCE_RANKS = 64  # 290 trees of all_reduce there take 1 s; above, only 
 
 FLOAT_BITS = 24  # of the adder that narrower types may be added in
 
-MAX_RATIO = 22  # a large number's power of two, and its distance to small ones, as float shows both
-
 Flags = NDArray[np.bool_]
 
 
@@ -53,21 +51,9 @@ class Sums(NamedTuple):
 
 def draw_numbers(dtype: DType, n: int, op: str, length: int, seed: int) -> Floats:
     """Random numbers of n ranks, (n, length), whose sums show in which order they were added: in
-    narrow types also where they were added in float, as every other element or so has small
-    numbers, but for a large one and its opposite on two ranks. Other orders of draw_inputs' numbers
-    give the same bits there, but for one in thousands."""
-    numbers = draw_inputs(dtype, n, op, length, seed)
-    if dtype.precision >= FLOAT_BITS or op not in ("sum", "avg") or n < 3:
-        return numbers
-    rng = np.random.default_rng([seed, n, length])
-    large = min(dtype.emax - 1, MAX_RATIO)
-    small = max(dtype.emin + 6, large - MAX_RATIO)
-    pairs = rng.permuted(np.arange(n)[:, None].repeat(length, axis=1), axis=0)[:2]
-    sizes = np.ldexp(numbers[0], large - 1)
-    at = np.arange(length)
-    cancelling = np.ldexp(numbers, small)
-    cancelling[pairs[0], at], cancelling[pairs[1], at] = sizes, -sizes
-    return np.where(rng.random(length) < 0.5, cancelling, numbers)
+    narrow types also where they were added in float."""
+    adders = (FLOAT_BITS,) if dtype.precision < FLOAT_BITS else ()
+    return draw_inputs(dtype, n, op, length, seed, adders)
 
 
 @functools.lru_cache(maxsize=64)

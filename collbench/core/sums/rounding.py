@@ -1,8 +1,7 @@
 """The bits of a sum along a tree, in the element type or in a wider adder.
 
-Values are float64 arrays, which hold the sums of draw_inputs' numbers without loss but for those of
-double: a sum of two numbers of at most 25 bits, rounded to float64 and then to their type, is the
-same as rounded once. What float64 cannot hold is worked out in fractions.
+Values are float64 arrays: a sum of two numbers of at most 25 bits, rounded to float64 and then to
+their type, is the same as rounded once. What float64 cannot hold is worked out in fractions.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.core.dtypes import OPS, DType, premul_factor
+from collbench.core.sums.probes import ADDERS, MOST_EXPONENT
 from collbench.core.sums.trees import Join, SumTree, fold_tree, list_nodes
 
 Floats = NDArray[np.float64]
@@ -26,6 +26,8 @@ PERIOD, SHORT_PERIOD = 65_521, 1021  # numbers of random data, which then repeat
 
 EXACT = 0  # bits of an adder that loses nothing
 
+MAX_SPAN = 7  # powers of two over which random numbers are drawn
+
 
 class Rounding(NamedTuple):
     """How a tree's sums are rounded: each node in an adder of ``adder`` bits (EXACT: not at all),
@@ -33,19 +35,72 @@ class Rounding(NamedTuple):
     the end.
 
     ``division`` is where avg divides by n: the adder's sum (after) or the ``rounded`` one; or
-    inputs are multiplied by 1/n, in the element type ``before`` or ``within`` the adder."""
+    inputs are multiplied by 1/n, in the element type ``before`` or ``within`` the adder. "" is as
+    after, where that cannot be told from others."""
 
     adder: int
     at: frozenset[int] | None = None
     division: Division = ""
 
 
-def draw_inputs(dtype: DType, ranks: int, op: str, length: int, seed: int) -> Floats:
+class Pair(NamedTuple):
+    """Powers of two of a large number that two ranks give, one of them its opposite, and of what
+    the others give."""
+
+    large: int
+    small: int
+
+
+def choose_pairs(dtype: DType, adders: Sequence[int]) -> list[Pair]:
+    """Pairs that show in which order adders wider than the type add, beside which each of them
+    loses half of a number of the type; EXACT: those of all adders that are looked for. None of
+    adders for which the type's range is too small."""
+    bits, span = dtype.precision, _choose_span(dtype)
+    pairs = []
+    for adder in ADDERS:
+        if adder <= bits or not (EXACT in adders or adder in adders):
+            continue
+        ratio = adder - bits // 2 + 1
+        large = min(ratio, dtype.emax - 1, MOST_EXPONENT)
+        small = min(0, max(large - ratio, dtype.emin + span - 1))
+        if large - small > adder - bits - span + 2:  # else nothing is ever lost
+            pairs.append(Pair(large, small))
+    return pairs
+
+
+def _choose_span(dtype: DType) -> int:
+    """Powers of two over which a type's random numbers are drawn."""
+    return MAX_SPAN if dtype.precision in (8, 24, 53) else 4
+
+
+def draw_inputs(
+    dtype: DType, ranks: int, op: str, length: int, seed: int, adders: Sequence[int] = ()
+) -> Floats:
     """Random numbers of a type, (ranks, length): of both signs, with full significands, and
     exponents over a range in which no sum overflows. Factors are from 0.75 to 1.5, and 1 or -1
-    where a product of fewer could leave the type's range."""
+    where a product of fewer could leave the type's range.
+
+    Their sums are exact in much wider ``adders``, and show no order: for these, two ranks give a
+    large number and its opposite at half of the elements, of all reductions but products."""
+    numbers = _draw_plain(dtype, ranks, op, length, seed)
+    pairs = choose_pairs(dtype, adders) if op != "prod" and ranks > 2 else []
+    if not pairs:
+        return numbers
+    rng = np.random.default_rng([seed, ranks, length])
+    at = np.arange(length)
+    first, second = rng.permuted(np.arange(ranks)[:, None].repeat(length, 1), axis=0)[:2]
+    large, small = np.array(pairs)[rng.integers(len(pairs), size=length)].T
+    sizes = np.ldexp(numbers[0], large - 1)
+    cancelling = np.ldexp(numbers, small)
+    factors = np.array([premul_factor(r) if op == "premul_sum" else 1 for r in range(ranks)])
+    cancelling[first, at] = sizes / factors[first]
+    cancelling[second, at] = -sizes / factors[second]
+    return np.where(rng.random(length) < 0.5, cancelling, numbers)
+
+
+def _draw_plain(dtype: DType, ranks: int, op: str, length: int, seed: int) -> Floats:
     rng = np.random.default_rng([seed, ranks])
-    span = 1 if op == "prod" else 7 if dtype.precision in (8, 24, 53) else 4
+    span = 1 if op == "prod" else _choose_span(dtype)
     significand = rng.integers(1 << (dtype.precision - 1), 1 << dtype.precision, (ranks, length))
     exponent = rng.integers(1 - span, 1, (ranks, length)) - (dtype.precision - 1)
     sign = rng.choice((-1.0, 1.0), (ranks, length))
@@ -93,15 +148,27 @@ def _find_exponent(value: Fraction) -> int:
     return exponent - (abs(value) < Fraction(2) ** exponent)
 
 
-def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "sum") -> bool:
-    """Whether a reduction is worked out in fractions, of which only few are."""
+def needs_fractions(
+    dtype: DType,
+    rounding: Rounding,
+    tree: SumTree,
+    op: str = "sum",
+    adders: Sequence[int] = (),
+) -> bool:
+    """Whether a reduction is worked out in fractions, of which only few are; of numbers that were
+    drawn for ``adders``."""
     kinds = {join.kind for join in tree.joins}
     if rounding.adder > 53 and rounding.division == "within":
         return True
     if rounding.adder >= 53 and "together" in kinds:
         return True
-    bits = dtype.precision * (len(tree.leaves) if op == "prod" else 1)
-    return bits >= 53 and (rounding.adder == EXACT or rounding.adder > 53 or bool(kinds - {"two"}))
+    if op == "prod":
+        bits, lossy = dtype.precision * len(tree.leaves), bool(kinds - {"two"})
+    else:
+        ratio = max((pair.large - pair.small for pair in choose_pairs(dtype, adders)), default=0)
+        bits = dtype.precision + ratio + MAX_SPAN + len(tree.leaves).bit_length()
+        lossy = "exact" in kinds
+    return bits >= 53 and (rounding.adder == EXACT or rounding.adder > 53 or lossy)
 
 
 def evaluate_tree(
@@ -112,11 +179,12 @@ def evaluate_tree(
     rounding: Rounding,
     n: int,
     watch: Callable[[int, Any], object] = lambda mask, partial: None,
+    adders: Sequence[int] = (),
 ) -> Floats:
-    """What a reduction of n ranks makes of their ``inputs``, by the tree. ``watch`` is told of each
-    node's sum, by the mask of its leaves, as it goes on, in the order of postfix; of the root's
-    before avg divides it and it is rounded to the element type."""
-    in_fractions = needs_fractions(dtype, rounding, tree, op)
+    """What a reduction of n ranks makes of their ``inputs``, which were drawn for ``adders``, by
+    the tree. ``watch`` is told of each node's sum, by the mask of its leaves, as it goes on, in the
+    order of postfix; of the root's before avg divides it and it is rounded to the element type."""
+    in_fractions = needs_fractions(dtype, rounding, tree, op, adders)
     arithmetic = _Fractions() if in_fractions else _Doubles()
     combine = np.multiply if op == "prod" else np.add
     own = (dtype.precision, dtype.emin)
@@ -142,7 +210,7 @@ def evaluate_tree(
     total, _ = fold_tree(tree, take_leaf, add_node)
     if rounding.division == "rounded":
         total = arithmetic.round(total, *own)
-    if rounding.division in ("after", "rounded"):
+    if OPS[op].divides and rounding.division in ("", "after", "rounded"):
         total = _round_in_adder(arithmetic.divide(total, n), rounding, dtype, arithmetic)
     return arithmetic.finish(arithmetic.round(total, *own))
 

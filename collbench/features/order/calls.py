@@ -61,5 +61,6 @@ def count_pooled(subject: SumOrder, nbytes: int) -> int:
 
 
 def count_varied(subject: SumOrder, nbytes: int) -> int:
-    """Calls of a size in which other elements change; none without repeats."""
-    return NEIGHBOURS[nbytes > SMALL] if subject.repeats else 0
+    """Calls of a size in which other elements change; none without repeats or other elements."""
+    has_others = nbytes > DTYPES[subject.dtype].size
+    return NEIGHBOURS[nbytes > SMALL] if subject.repeats and has_others else 0

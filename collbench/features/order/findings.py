@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import msgspec
@@ -51,9 +52,20 @@ class Piece(_Found, frozen=True):
         return parse_tree(self.tree) if self.tree else None
 
     @property
+    def shows_adder(self) -> bool:
+        """Whether its bits tell in what it adds: a sum of two is rounded once in any adder."""
+        return count_leaves(self.tree) > 2
+
+    @property
     def rounding(self) -> Rounding:
         """How its sums are rounded."""
         return Rounding(self.adder, frozenset(map(make_mask, self.at)) or None, self.division)
+
+
+@functools.lru_cache(maxsize=1024)
+def count_leaves(tree: str) -> int:
+    """Ranks of a tree; 0 for none."""
+    return len(parse_tree(tree).leaves) if tree else 0
 
 
 class RankPieces(_Found, frozen=True):

@@ -18,6 +18,7 @@ from collbench.core.sums.trees import parse_tree
 from collbench.features.order import KIND
 from collbench.features.order.findings import (
     OrderFindings,
+    Piece,
     RankPieces,
     Repeats,
     SizeOrder,
@@ -209,7 +210,7 @@ class JudgedOrder(NamedTuple):
     def is_visible(self) -> bool:
         """Whether some sum has an order that shows in its bits."""
         return any(
-            p.tree and not is_exact(p.tree)
+            p.tree and not is_exact(p.tree) and not is_hidden(p, self.subject)
             for placed in self.placed
             for group in placed.ranks
             for p in group.pieces
@@ -333,6 +334,8 @@ NO_ORDER = "no order was found"
 
 LEFT_OUT = "asked for, and left out"
 
+ONE_ELEMENT = "buffers have one element"
+
 
 def _list_missing(
     subject: SumOrder,
@@ -398,8 +401,7 @@ def _judge_position(subject: SumOrder, launch: Launch) -> Dependence:
     if not found:
         return Dependence(dimension="position", value="not asked", reason=NO_ORDER)
     if found[-1].order.count < 2:
-        reason = "buffers have one element"
-        return Dependence(dimension="position", value="not asked", reason=reason)
+        return Dependence(dimension="position", value="not asked", reason=ONE_ELEMENT)
     divided = COLLECTIVES[subject.collective].total
     for item in reversed(found):
         blocks = {tuple(map(order_of, group.pieces)) for group in item.ranks}
@@ -541,8 +543,10 @@ def find_spot(
     for base, head in pairs:
         nbytes = base.order.nbytes
         if base.signature != head.signature:
-            pair = find_difference(base.ranks, head.ranks)
-            return _make_spot(what, nbytes, pair) if pair else Spot(what, nbytes)
+            if pair := find_difference(base.ranks, head.ranks):
+                return _make_spot(what, nbytes, pair)
+            if base.order.proof.is_complete != head.order.proof.is_complete:
+                return Spot(what, nbytes)
         digests = (base.order.digest, head.order.digest)
         if with_bits and all(digests) and digests[0] != digests[1]:
             return Spot(what, nbytes)
@@ -555,12 +559,18 @@ def _make_spot(what: str, nbytes: int, pair: Difference) -> Spot:
 
 
 def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
-    """Whether an element's bits changed with what other elements hold."""
+    """Whether an element's bits changed with what other elements hold, in buffers that have any."""
+    alone = DTYPES[subject.dtype].size  # bytes of an element
     orders = [
-        item.order for launch in launches for item in launch.placed if item.order.neighbours.calls
+        item.order
+        for launch in launches
+        for item in launch.placed
+        if item.order.neighbours.calls and item.order.nbytes > alone
     ]
     if not orders:
         reason = LEFT_OUT if subject.repeats else "--repeats 200"
+        if subject.sizes[-1] <= alone:
+            reason = ONE_ELEMENT
         return Dependence(dimension="neighbours", value="not asked", reason=reason)
     spots = [
         Spot(
@@ -574,6 +584,7 @@ def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependen
     ]
     number = min(order.neighbours.calls for order in orders)
     missing = _list_missing(subject, launches, lambda item: item.order.neighbours.calls)
+    missing = tuple(size for size in missing if size > alone)
     shown = tuple(spots[:MAX_SPOTS])
     return _make_frequency("neighbours", number, bool(spots), missing, spots=shown)
 
@@ -668,6 +679,13 @@ def describe_setting(case: Case, other: Case) -> str:
     """What a case sets, less what another sets, too."""
     own = [f"{name}={value}" for name, value in case.env if (name, value) not in other.env]
     return " ".join(own) or "without settings"
+
+
+def is_hidden(piece: Piece, subject: SumOrder) -> bool:
+    """Whether a piece is of products in a wider adder, rounded once: no number cancels what they
+    lose there, so that any order gives the same bits but for one in thousands."""
+    is_wide = piece.adder != DTYPES[subject.dtype].precision
+    return subject.op == "prod" and is_wide and len(piece.at) <= 1
 
 
 def is_exact(tree: str) -> bool:

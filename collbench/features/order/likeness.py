@@ -15,22 +15,31 @@ from collbench.features.order.judgement import (
     find_spot,
     pair_placed,
 )
-from collbench.features.order.wording import describe_spot, describe_subject, name_launch
+from collbench.features.order.wording import (
+    describe_spot,
+    describe_subject,
+    list_sizes,
+    name_launch,
+)
 
 
 class Likeness(NamedTuple):
     """An order held against the one of another run. ``compared`` counts sizes and ways that both
-    have; ``spot`` is the first that differs, with the order there recorded first."""
+    have; ``spot`` is the first that differs, with the order there recorded first; ``missing`` are
+    sizes asked for that are not compared."""
 
     order: JudgedOrder
     other: JudgedOrder | None
     compared: int
     spot: Spot | None
+    missing: tuple[int, ...] = ()
 
     @property
     def is_alike(self) -> bool | None:
-        """Whether all that both have is alike; None where they have nothing in common."""
-        return None if self.compared == 0 else self.spot is None
+        """Whether all is alike; None where what was compared is, and that is not all."""
+        if self.spot:
+            return False
+        return None if self.missing or not self.compared else True
 
 
 def compare_orders(judgement: Judgement, recorded: Judgement) -> list[Likeness]:
@@ -46,14 +55,16 @@ def _compare_order(order: JudgedOrder, recorded: Sequence[JudgedOrder]) -> Liken
     recorded_items = _list_found(other.first)
     compared = 0
     spots: list[Spot] = []
+    missing: set[int] = set()
     for launch in order.launches:
         pairs = pair_placed(recorded_items, _list_found(launch))
         compared += len(pairs)
+        missing |= {*order.subject.sizes} - {item.order.nbytes for _, item in pairs}
         for pair in pairs:
             where = ", ".join(filter(None, [name_launch(order, launch), pair[1].way]))
             if spot := find_spot([pair], where):
                 spots.append(spot)
-    return Likeness(order, other, compared, next(iter(spots), None))
+    return Likeness(order, other, compared, next(iter(spots), None), tuple(sorted(missing)))
 
 
 def _list_found(launch: Launch) -> list[Placed]:
@@ -88,6 +99,9 @@ def describe_likeness(likeness: Likeness, run: str) -> str:
     other = "" if who.label == likeness.order.case.label else f" ({who.label})"
     if likeness.spot is None:
         count = format_count(likeness.compared, "comparison")
-        return plain_line(f"{subject}: as in {run}{other}, in {count} by size and place of buffers")
+        text = f"{subject}: as in {run}{other}, in {count} by size and place of buffers"
+        if likeness.missing:
+            text += f"; not compared at {list_sizes(likeness.missing)}"
+        return plain_line(text)
     text = describe_spot(likeness.spot).removeprefix(": ")
     return plain_line(f"{subject}: another order than in {run}{other}: {text}")

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from collbench.core.sums.rounding import (
     EXACT,
     PERIOD,
     SHORT_PERIOD,
+    Division,
     Floats,
     Rounding,
     draw_inputs,
@@ -98,18 +99,25 @@ class Tally(NamedTuple):
 
 
 class RandomData:
-    """Random numbers of all ranks by buffer. They repeat every ``period`` elements."""
+    """Random numbers of all ranks by buffer, whose sums in ``adders`` show their order. They repeat
+    every ``period`` elements."""
 
-    def __init__(self, case: Case, seed: int, is_slow: bool) -> None:
+    def __init__(self, case: Case, seed: int, is_slow: bool, adders: Sequence[int]) -> None:
         elements = max(case.counts)
         most = SHORT_PERIOD if is_slow else PERIOD
         self.period = max(1, min(elements, most, MAX_NUMBERS // case.n))
+        self.adders = adders
         self._case, self._seed = case, seed
         self.inputs = lru_cache(maxsize=MAX_KEPT)(self._draw)
 
     def _draw(self, buffer: int) -> Floats:
-        case = self._case
-        return draw_inputs(case.type, case.n, case.op, self.period, 1000 * self._seed + buffer)
+        case, seed = self._case, 1000 * self._seed + buffer
+        return draw_inputs(case.type, case.n, case.op, self.period, seed, self.adders)
+
+    def draw_positive(self) -> Floats:
+        """Numbers of one sign and about one size."""
+        case, seed = self._case, 1000 * self._seed
+        return np.abs(draw_inputs(case.type, case.n, case.op, self.period, seed))
 
 
 class Prover:
@@ -157,29 +165,31 @@ class Prover:
             self._reference = self.call(0, thrice=True)
         return self._reference
 
-    def choose_divisions(self, pieces: Sequence[Predicted], thrice: bool) -> list[Predicted]:
-        """The pieces, of avg each with the way to divide that predicts the most bits."""
-        if not OPS[self._case.op].divides:
-            return list(pieces)
-        result = self.call(0, thrice)
-        chosen = {}
-        for group in self._group_pieces(pieces):
-            ways = list_divisions(self._case.op, group.rounding)
-            tallies = [self._tally(result, group._replace(rounding=way), 0) for way in ways]
-            best = max(range(len(ways)), key=lambda way: tallies[way].right)
-            chosen[group.tree, group.rounding] = ways[best]
-        return [p._replace(rounding=chosen[p.tree, p.rounding]) for p in pieces]
-
-    def prove(self, pieces: Sequence[Predicted], buffers: int, thrice: bool) -> tuple[Proof, Wrong]:
+    def prove(
+        self,
+        pieces: Sequence[Predicted],
+        buffers: int,
+        thrice: bool,
+        divisions: Sequence[Division] = ("",),
+    ) -> tuple[Proof, Wrong, Division]:
         """How many bits of random buffers the orders predict, and what is no sum at all, over all
-        ranks."""
-        groups, tallies = self._group_pieces(pieces), []
+        ranks; and which of ``divisions``, the same on all ranks, predicts the most: "", where
+        dividing after the sum is no better than others."""
+        groups, tallies = self._group_pieces(pieces), [Tally()] * len(divisions)
         for buffer in range(buffers):
             result = self.call(buffer, thrice)
-            tallies += [self._tally(result, group, buffer) for group in groups]
-        own = _add_tallies(tallies)
-        everyone = self._control.collect([own, self._measure_errors(thrice)])
-        by_rank = [Tally(*tally) for tally, _ in everyone]
+            for index, division in enumerate(divisions):
+                ways = [_divide(group, division) for group in groups]
+                found = [self._tally(result, group, buffer) for group in ways]
+                tallies[index] = _add_tallies([tallies[index], *found])
+        everyone = self._control.collect([tallies, self._measure_errors(thrice)])
+        by_division = [
+            [Tally(*of_rank[index]) for of_rank, _ in everyone] for index in range(len(divisions))
+        ]
+        rights = [sum(tally.right for tally in by_rank) for by_rank in by_division]
+        best = rights.index(max(rights))
+        by_rank = by_division[best]
+        is_known = divisions[best] != "after" or rights.count(max(rights)) == 1
         ulps = [error for _, of_rank in everyone for error in of_rank]
         total = _add_tallies(by_rank)
         proof = Proof(
@@ -190,7 +200,8 @@ class Prover:
             worst_ulp=max(ulps) if ulps else None,
             mean_ulp=sum(ulps) / len(ulps) if ulps else None,
         )
-        return proof, Wrong(total.wrong, _find_first([tally.first_wrong for tally in by_rank]))
+        wrong = Wrong(total.wrong, _find_first([tally.first_wrong for tally in by_rank]))
+        return proof, wrong, divisions[best] if is_known else ""
 
     def _group_pieces(self, pieces: Sequence[Predicted]) -> list[_Group]:
         groups: dict[tuple[SumTree | None, Rounding], list[Predicted]] = {}
@@ -212,9 +223,13 @@ class Prover:
         numbers = self._data.inputs(buffer)
         if group.places is not None:
             numbers = numbers[:, group.places]
+        return self._evaluate(group.tree, dict(enumerate(numbers)), group.rounding)
+
+    def _evaluate(self, tree: SumTree, inputs: Mapping[int, Floats], rounding: Rounding) -> Floats:
         case = self._case
-        inputs = dict(enumerate(numbers))
-        return evaluate_tree(group.tree, inputs, case.type, case.op, group.rounding, case.n)
+        return evaluate_tree(
+            tree, inputs, case.type, case.op, rounding, case.n, adders=self._data.adders
+        )
 
     def _tally(self, result: torch.Tensor, group: _Group, buffer: int) -> Tally:
         """The elements of a group of pieces, compared with what its order predicts, if it has
@@ -286,11 +301,11 @@ class Prover:
         is_prefix = self._case.collective == "scan"
         return list(range(self._control.rank + 1 if is_prefix else self._case.n))
 
-    def _take_inputs(self, at: NDArray[np.int64], buffer: int) -> Floats:
+    def _take_inputs(self, inputs: Floats, at: NDArray[np.int64]) -> Floats:
         """What the contributing ranks give at some places of a period, (ranks, elements), as the
         reduction multiplies it."""
         ranks = self._list_contributing()
-        numbers = self._data.inputs(buffer)[ranks][:, at]
+        numbers = inputs[ranks][:, at]
         if self._case.op == "premul_sum":
             numbers = numbers * np.array([[premul_factor(rank)] for rank in ranks])
         return np.asarray(numbers)
@@ -305,7 +320,8 @@ class Prover:
     def _bound_results(self, buffer: int) -> Span:
         """What results of random numbers may be."""
         if buffer not in self._spans:
-            numbers = self._take_inputs(np.arange(self._data.period), buffer)
+            inputs = self._data.inputs(buffer)
+            numbers = self._take_inputs(inputs, np.arange(self._data.period))
             n, dtype = self._case.n, self._case.type
             step = WRONG_SLACK * n * 2.0**-dtype.precision
             if self._case.op == "prod":
@@ -323,13 +339,13 @@ class Prover:
         """Distances of results to the exact ones, in units of their last place, at elements all
         over this rank's output. The numbers are of one sign: where a sum is much smaller than what
         it is made of, any order is many units off."""
-        numbers = np.abs(self._data.inputs(0))
+        numbers = self._data.draw_positive()
         result = self._call(numbers[self._control.rank], thrice)
         if self._offset is None:
             return []
         elements = np.linspace(0, len(result) - 1, min(len(result), SAMPLED)).astype(np.int64)
         at = (self._offset + elements) % self._data.period
-        taken = np.abs(self._take_inputs(at, 0))
+        taken = self._take_inputs(numbers, at)
         got = decode_values(result[torch.from_numpy(elements).to(result.device)], self._views.recv)
         return [
             _measure_ulp(value, column, self._case)
@@ -438,10 +454,7 @@ class Prover:
         fitting = [
             tree
             for tree in candidates
-            if np.array_equal(
-                evaluate_tree(tree, inputs, self._case.type, self._case.op, rounding, self._case.n),
-                wanted,
-            )
+            if np.array_equal(self._evaluate(tree, inputs, rounding), wanted)
         ]
         return str(fitting[0]) if len(fitting) == 1 else ""
 
@@ -530,6 +543,12 @@ def _digest_bits(bits: torch.Tensor) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
+def _divide(group: _Group, division: Division) -> _Group:
+    """The group, whose avg divides in this way; in its own, if this is ""."""
+    rounding = group.rounding
+    return group._replace(rounding=rounding._replace(division=division or rounding.division))
+
+
 def _add_tallies(tallies: Sequence[Tally]) -> Tally:
     """All of them as one, with the first that have a first."""
     firsts = [tally.first for tally in tallies if tally.first]
@@ -566,10 +585,11 @@ def _measure_ulp(value: float, numbers: Sequence[float], case: Case) -> float:
     return math.ldexp(distance, case.type.precision - 1 - exponent)
 
 
-def is_slow(pieces: Sequence[Predicted], dtype: DType, op: str) -> bool:
-    """Whether some piece's sums are worked out in fractions, however avg divides."""
+def is_slow(pieces: Sequence[Predicted], dtype: DType, op: str, adders: Sequence[int]) -> bool:
+    """Whether some piece's sums of numbers drawn for ``adders`` are worked out in fractions,
+    however avg divides."""
     return any(
-        piece.tree is not None and needs_fractions(dtype, rounding, piece.tree, op)
+        piece.tree is not None and needs_fractions(dtype, rounding, piece.tree, op, adders)
         for piece in pieces
         for rounding in list_divisions(op, piece.rounding)
     )

@@ -30,8 +30,8 @@ class OrderReport(NamedTuple):
     @property
     def exit(self) -> Exit:
         """WRONG_DATA where a result is no sum; BAD where a requirement is broken or an order is
-        another than recorded; NO_VERDICT where that is not known, an order is not proved, or none
-        is visible and nothing was required."""
+        another than recorded; NO_VERDICT where that is not known, an order is not proved or not
+        at every size, or none is visible and nothing was required."""
         answers = [result.kept for result in self.requirements]
         answers += [likeness.is_alike for likeness in self.likenesses]
         orders = self.judgement.orders
@@ -40,7 +40,8 @@ class OrderReport(NamedTuple):
             return Exit.WRONG_DATA
         if False in answers:
             return Exit.BAD
-        is_known = bool(orders) and all(order.is_proved for order in orders) and not self.is_fake
+        is_known = all(order.is_proved and not order.missing for order in orders)
+        is_known = is_known and bool(orders) and not self.is_fake
         is_visible = bool(answers) or any(order.is_visible for order in orders)
         if None in answers or "failed" in statuses or not (is_known and is_visible):
             return Exit.NO_VERDICT

@@ -172,7 +172,15 @@ def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | N
             if odd := _find_odd_name(requirement, item, order):
                 size, name = format_bytes(item.order.nbytes), name_launch(order, launch)
                 return False, f"{', '.join(filter(None, [name, size, item.way]))}: {odd}"
-    return (True, "") if order.is_found else (None, "no order was found")
+    if not order.is_found:
+        return None, "no order was found"
+    if requirement.kind == "adds" and not any(map(_shows_adder, order.placed)):
+        return None, "a sum of two ranks is rounded once in any adder"
+    return True, ""
+
+
+def _shows_adder(item: Placed) -> bool:
+    return any(piece.shows_adder for group in item.ranks for piece in group.pieces)
 
 
 def _find_odd_name(requirement: Requirement, item: Placed, order: JudgedOrder) -> str:
@@ -194,7 +202,7 @@ def _first_tree(item: Placed) -> str:
 
 
 def _find_other_adder(name: str, item: Placed, dtype: str) -> Piece | None:
-    """The first piece that is not added in an adder of this name."""
+    """The first piece that is not added in an adder of this name, of those that tell."""
     bits = DTYPES[dtype].precision if name == OWN else ADDERS[name]
-    pieces = (piece for group in item.ranks for piece in group.pieces)
+    pieces = (piece for group in item.ranks for piece in group.pieces if piece.shows_adder)
     return next((piece for piece in pieces if piece.adder != bits), None)

@@ -37,6 +37,12 @@ def order_of(piece: Piece) -> ElementOrder:
     return ElementOrder(piece.tree, piece.low, piece.adder, tuple(sorted(piece.at)), piece.division)
 
 
+def are_alike(a: ElementOrder, b: ElementOrder) -> bool:
+    """Whether two orders are the same, as far as is known: of one it may not be known where avg
+    divides."""
+    return a == b or (not (a.division and b.division) and a._replace(division=b.division) == b)
+
+
 def sign_order(ranks: Sequence[RankPieces], proof: Proof) -> str:
     """A digest of every rank's pieces, of how they are rounded, and of whether they predict all
     bits: equal for orders that are alike in all of it."""
@@ -66,7 +72,8 @@ def _find_pair(base: Sequence[Piece], head: Sequence[Piece]) -> tuple[int, Piece
     i = j = 0
     while i < len(base) and j < len(head):
         a, b = base[i], head[j]
-        if order_of(a) != order_of(b) and max(a.first, b.first) <= min(a.last, b.last):
+        is_common = max(a.first, b.first) <= min(a.last, b.last)
+        if is_common and not are_alike(order_of(a), order_of(b)):
             return max(a.first, b.first), a, b
         i, j = i + (a.last <= b.last), j + (b.last <= a.last)
     return None
@@ -77,9 +84,13 @@ def is_moved(base: Sequence[RankPieces], head: Sequence[RankPieces]) -> bool:
     that only the boundaries of pieces are elsewhere."""
     for rank in {rank for group in base for rank in group.ranks}:
         a, b = _orders_at(base, rank), _orders_at(head, rank)
-        if not (a <= b or b <= a):
+        if not (_are_among(a, b) or _are_among(b, a)):
             return False
     return True
+
+
+def _are_among(orders: set[ElementOrder], others: set[ElementOrder]) -> bool:
+    return all(any(are_alike(order, other) for other in others) for order in orders)
 
 
 def _orders_at(ranks: Sequence[RankPieces], rank: int) -> set[ElementOrder]:

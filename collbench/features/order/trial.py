@@ -14,7 +14,7 @@ import torch
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import first_line
 from collbench.core.sums.families import list_families, list_rings
-from collbench.core.sums.rounding import Rounding, find_rounding
+from collbench.core.sums.rounding import EXACT, Rounding, find_rounding, list_divisions
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
 from collbench.core.sums.swallowing import list_ranks
 from collbench.core.sums.trees import SumTree
@@ -76,7 +76,7 @@ class OrderTrial:
         self._refused: dict[tuple[bool, int], str] = {}  # by whether in place, and shift
         self._wrong = Wrong(0, None)
         self._subnormals = True
-        self._data: dict[tuple[int, bool], RandomData] = {}
+        self._data: dict[tuple[int, ...], RandomData] = {}
 
     def run(self) -> Generator[None, None, Sequence[CaseOutcome]]:
         """What was found, at rank 0; with a pause before each size."""
@@ -168,13 +168,13 @@ class OrderTrial:
         return max((size for size in self._subject.sizes if size <= FIRST_BYTES), default=0)
 
     def _make_first_calls(self) -> list[torch.Tensor]:
-        """The results of calls that are made before all others: libraries may change how they add
-        once they have been called a few times."""
+        """The results of calls that are made before all others, with numbers for any adder:
+        libraries may change how they add once they have been called a few times."""
         nbytes = self._choose_first()
         if not self._subject.repeats or not nbytes:
             return []
         call = self._open(nbytes, *self._ways[0])
-        return call.make_prover(self._find_data(call.case, False)).make_first_calls(FIRST_CALLS)
+        return call.make_prover(self._find_data(call.case, [EXACT])).make_first_calls(FIRST_CALLS)
 
     def _compare_first_calls(self, results: Sequence[torch.Tensor]) -> None:
         nbytes = self._choose_first()
@@ -184,7 +184,7 @@ class OrderTrial:
         size = self._sizes[index]
         call = self._open(nbytes, *self._ways[0])
         predicted = self._recall(size, call)
-        prover = call.make_prover(self._find_data(call.case, False))
+        prover = call.make_prover(self._find_data(call.case, [EXACT]))
         known = partial(self._list_candidates, call.case, predicted)
         rounding = self._choose_rounding(predicted)
         compared, wrong = prover.compare_first_calls(results, known, rounding)
@@ -223,7 +223,7 @@ class OrderTrial:
             found = probed.prober.find(lambda: self._make_search(probed.case), thrice)
             calls = probed.prober.calls
             predicted = [_predict(piece, call.case) for piece in found]
-            proof, predicted = self._prove(call, predicted, self._subject.proof, thrice)
+            proof, predicted = self._prove(call, predicted, self._subject.proof, thrice, True)
             if proof.is_complete:
                 break
         pieces = [
@@ -243,26 +243,48 @@ class OrderTrial:
         )
 
     def _prove(
-        self, call: _Call, predicted: Sequence[Predicted], buffers: int, thrice: bool
+        self,
+        call: _Call,
+        predicted: Sequence[Predicted],
+        buffers: int,
+        thrice: bool = False,
+        is_new: bool = False,
     ) -> tuple[Proof, list[Predicted]]:
-        """How far the orders predict random bits; with the way in which each divides."""
-        slow = any(self._bench.control.collect(is_slow(predicted, call.case.type, call.case.op)))
-        prover = call.make_prover(self._find_data(call.case, slow))
-        chosen = prover.choose_divisions(predicted, thrice)
-        proof, wrong = prover.prove(chosen, buffers, thrice)
+        """How far the orders predict random bits; where they are new, with the way in which avg
+        divides."""
+        dtype, op, collect = call.case.type, call.case.op, self._bench.control.collect
+        adders = self._collect_adders(predicted)
+        slow = any(collect(is_slow(predicted, dtype, op, adders)))
+        prover = call.make_prover(self._find_data(call.case, adders, slow))
+        rounding = Rounding(adders[-1], frozenset()) if adders else Rounding(dtype.precision)
+        ways = list_divisions(op, rounding) if is_new else [Rounding(EXACT)]
+        divisions = [way.division for way in ways]
+        proof, wrong, division = prover.prove(predicted, buffers, thrice, divisions)
         self._note_wrong(wrong)
-        return proof, chosen
+        if not is_new:
+            return proof, list(predicted)
+        return proof, [
+            piece._replace(rounding=piece.rounding._replace(division=division))
+            for piece in predicted
+        ]
+
+    def _collect_adders(self, predicted: Sequence[Predicted]) -> list[int]:
+        """The adders of all ranks' orders that are wider than the type."""
+        own = DTYPES[self._subject.dtype].precision
+        adders = {piece.rounding.adder for piece in predicted if piece.tree} - {own}
+        everyone = self._bench.control.collect(sorted(adders))
+        return sorted({adder for of_rank in everyone for adder in of_rank})
 
     def _note_wrong(self, wrong: Wrong) -> None:
         """Keep the first wrong data."""
         if wrong.elements and not self._wrong.elements:
             self._wrong = wrong
 
-    def _find_data(self, case: Case, slow: bool) -> RandomData:
+    def _find_data(self, case: Case, adders: list[int], slow: bool = False) -> RandomData:
         """Random numbers for a size, the same in all its ways; those of the size before are let
         go."""
-        data = RandomData(case, self._bench.policy.seed, slow)
-        if (key := (data.period, slow)) not in self._data:
+        data = RandomData(case, self._bench.policy.seed, slow, adders)
+        if (key := (data.period, *adders)) not in self._data:
             self._data = {key: data}
         return self._data[key]
 
@@ -344,7 +366,7 @@ class OrderTrial:
     def _try_way(self, base: SizeOrder, call: _Call, shift: int) -> SizeOrder:
         in_place = call.case.in_place
         predicted = self._recall(base, call)
-        proof, _ = self._prove(call, predicted, count_pooled(self._subject, base.nbytes), False)
+        proof, _ = self._prove(call, predicted, count_pooled(self._subject, base.nbytes))
         if not proof.is_complete:
             found = self._find(base.nbytes, in_place, shift)
             return msgspec.structs.replace(found, varied=True)
@@ -375,7 +397,7 @@ class OrderTrial:
                 return
             call = self._open(size.nbytes, size.in_place, size.shift)
             predicted = self._recall(size, call)
-            prover = call.make_prover(self._find_data(call.case, False))
+            prover = call.make_prover(self._find_data(call.case, self._collect_adders(predicted)))
             rounding = self._choose_rounding(predicted)
             known = partial(self._list_candidates, call.case, predicted)
             digest = prover.digest()

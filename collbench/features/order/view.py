@@ -238,7 +238,8 @@ def _make_lines(order: JudgedOrder, block: SizeBlock) -> Iterator[Line]:
     pieces = [(group, piece) for group in item.ranks for piece in group.pieces]
     names = order.look_up_names(item)
     brackets = not item.order.proof.is_complete
-    adders = list(dict.fromkeys(name_adder(piece, dtype) for _, piece in pieces))
+    telling = [piece for _, piece in pieces if piece.shows_adder or not piece.tree]
+    adders = list(dict.fromkeys(name_adder(piece, dtype) for piece in telling))
     several = len(pieces) > 1
     text = _summarise_pieces(item.ranks) if several else ""
     if len(pieces) == 1:
@@ -489,7 +490,7 @@ def _piece_values(piece: Piece) -> dict[str, Any]:
         "tree": piece.tree,
         "low": piece.low,
         "rounds": rounds,
-        "adds_bits": piece.adder,
+        "adds_bits": piece.adder if piece.shows_adder else None,
         "division": piece.division,
         "reason": piece.reason,
     }
@@ -545,7 +546,7 @@ def _flatten_piece(
         "first": piece.first,
         "last": piece.last,
         "tree": piece.tree,
-        "adds_bits": piece.adder,
+        "adds_bits": piece.adder if piece.shows_adder else None,
         "adds_as": names.phrase if names else "",
         "predicted": size.proof.right,
         "predicted_of": size.proof.of,

@@ -86,8 +86,9 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def name_adder(piece: Piece, dtype: DType) -> str:
-    """In what a piece's sums are added, and where they are rounded to the element type."""
-    if not piece.tree:
+    """In what a piece's sums are added, and where they are rounded to the element type; "-" where
+    that does not show."""
+    if not piece.shows_adder:
         return "-"
     if piece.adder == dtype.precision:
         name = dtype.name
@@ -342,7 +343,10 @@ def describe_answer(order: JudgedOrder) -> Answer:
         text += f"; it differs {join_words(others)}, too" * bool(others)
         weight: Weight = "bad" if causes[0] in ("call", "rank", "neighbours") else "notice"
         return Answer(plain_line(f"{text}."), weight)
-    return Answer(plain_line(f"{_describe_sameness(order)}."), "good")
+    text = _describe_sameness(order)
+    if order.missing:
+        return Answer(plain_line(f"{text}; not asked at {list_sizes(order.missing)}."), "notice")
+    return Answer(plain_line(f"{text}."), "good")
 
 
 def _describe_change(order: JudgedOrder) -> str:
@@ -382,7 +386,9 @@ def _describe_trouble(order: JudgedOrder) -> str:
         right, total = count_predicted(order.placed)
         return f"An order is seen, not proved: {total - right:,} of {total:,} bits are others."
     if not order.is_visible:
-        return f"No order is visible: sums are exact, and right in all of {_format_total(order)}."
+        is_product = order.subject.op == "prod"
+        why = "products in a wider adder lose nearly nothing" if is_product else "sums are exact"
+        return f"No order is visible: {why}, and right in all of {_format_total(order)}."
     return ""
 
 

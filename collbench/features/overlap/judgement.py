@@ -25,7 +25,7 @@ class Overlapped(NamedTuple):
     """A case with a background, over ``rounds``. ``slower`` is what the collective takes with it
     over what it takes alone, ``other`` the same of the background; ``both`` is how much gets done
     in a given time, of both together, where 1 is what gets done of one after the other: 1 /
-    ``slower`` + 1 / ``other``, up to 2. Intervals hold for all rows together at 95 %."""
+    ``slower`` + 1 / ``other``, up to 2. Intervals of each hold for all rows together at 95 %."""
 
     case: Case
     rounds: int

@@ -26,8 +26,8 @@ LEGEND = (
     "slower by it: what the collective takes with that in the background over what it takes alone;"
     " itself slower: the same of the background; both: how much gets done in a given time, where 1"
     " is what gets done of one after the other, and 2 is all."
-    f" hides: {HIDDEN} or more; shares: more than 1; hinders: less. Intervals hold for all rows"
-    " together at 95 %"
+    f" hides: {HIDDEN} or more; shares: more than 1; hinders: less. The intervals of a"
+    " column hold for all rows together at 95 %"
 )
 
 

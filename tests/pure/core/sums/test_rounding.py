@@ -14,6 +14,7 @@ from collbench.core.dtypes import OPS, DType
 from collbench.core.sums.rounding import (
     EXACT,
     Rounding,
+    choose_pairs,
     draw_inputs,
     evaluate_tree,
     find_rounding,
@@ -202,6 +203,54 @@ def test_random_inputs_tell_orders_apart(name: str, op: str) -> None:
     results = [predict(parse_tree(text), numbers, dtype, op, own) for text in texts]
     for a, b in itertools.combinations(results, 2):
         assert np.mean(np.array(a) != np.array(b)) > 0.05
+
+
+SHOWN = [
+    (name, bits)
+    for name, bits in [*WIDE, ("f8e5m2", 11), ("bfloat16", 53)]
+    if choose_pairs(find_type(name), (bits,))
+]
+
+
+def test_few_adders_are_too_wide_for_a_type() -> None:
+    assert {pair for pair in WIDE if pair not in SHOWN} == {("half", 53)}
+
+
+@pytest.mark.parametrize(("name", "bits"), SHOWN)
+@pytest.mark.parametrize("op", ["sum", "avg", "premul_sum"])
+def test_random_inputs_tell_orders_in_wider_adders_apart(name: str, bits: int, op: str) -> None:
+    dtype = find_type(name)
+    inputs = dict(enumerate(draw_inputs(dtype, 4, op, 500, 3, (bits,))))
+    how = Rounding(bits, frozenset([15]))
+    texts = ("((0+1)+2)+3", "0+(1+(2+3))", "(0+1)+(2+3)", "(0+2)+(1+3)")
+    results = [
+        evaluate_tree(parse_tree(text), inputs, dtype, op, how, 4, adders=(bits,)) for text in texts
+    ]
+    for a, b in itertools.combinations(results, 2):
+        assert np.mean(a != b) > 0.05
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("op", ["sum", "avg", "premul_sum"])
+def test_random_inputs_for_all_adders_are_numbers_of_their_type(name: str, op: str) -> None:
+    dtype = find_type(name)
+    numbers = draw_inputs(dtype, 8, op, 300, 5, (EXACT,))
+    assert np.array_equal(round_values(numbers, dtype.precision, dtype.emin), numbers)
+    assert np.abs(numbers).sum(axis=0).max() < 2.0**dtype.emax
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("bits", [11, 24, 53, 64, EXACT])
+def test_bits_of_inputs_for_wider_adders_are_predicted(name: str, bits: int) -> None:
+    dtype, rng = find_type(name), random.Random(f"{name}{bits}")
+    for n in (3, 5, 8):
+        tree = draw_tree(rng, n)
+        numbers = draw_inputs(dtype, n, "sum", 40, n, (bits,))
+        for adder in (Adder(bits or -1), Adder(at=list_inner_leaves(tree))):
+            inner = Rounding(bits, frozenset()) if adder.bits else Rounding(dtype.precision)
+            inputs = dict(enumerate(numbers))
+            got = evaluate_tree(tree, inputs, dtype, "sum", inner, n, adders=(bits,))
+            assert got.tolist() == simulate_all(tree, numbers, dtype, "sum", adder)
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,16 @@ def test_neighbours_that_matter_are_told() -> None:
     )
 
 
+def test_one_element_has_no_neighbours() -> None:
+    alone = depend("neighbours", size_order(4))
+    assert (alone.value, alone.reason) == ("not asked", "buffers have one element")
+
+
+def test_buffers_of_one_element_do_not_count_for_neighbours() -> None:
+    few = size_order(4, neighbours=Neighbours(calls=1))
+    assert depend("neighbours", few, size_order(64)).number == 4
+
+
 def test_places_that_are_predicted_are_the_same() -> None:
     sizes = (size_order(64), way_of(64), way_of(64, in_place=False, shift=1), way_of(64, shift=1))
     assert depend("place", *sizes).value == "same"
@@ -404,6 +414,39 @@ def test_an_order_that_predicts_other_bits_is_not_proved() -> None:
 
 
 EXACT = order_pieces(16, "exact{0, 1, 2, 3}", adder=0, visible=113)
+
+
+def of_averages(nbytes: int, division: str, **fields: Any) -> SizeOrder:
+    pieces = order_pieces(nbytes // 4, LINEAR, division=division)
+    ranks = [RankPieces(ranks=(0, 1, 2, 3), pieces=pieces)]
+    return size_order(nbytes, ranks=ranks, **fields)
+
+
+@pytest.mark.parametrize(("division", "value"), [("", "same"), ("after", "differs")])
+def test_a_division_that_is_not_known_is_like_any(division: str, value: str) -> None:
+    sizes = of_averages(8, division), of_averages(64, "before")
+    assert depend("size", *sizes).value == value
+    other = of_averages(8, "before", in_place=True, varied=True)
+    assert depend("place", sizes[0], other).value == value
+
+
+def test_products_in_a_wider_adder_have_no_visible_order() -> None:
+    wide = [RankPieces(ranks=(0, 1, 2, 3), pieces=order_pieces(16, LINEAR, adder=53))]
+    for op, visible in (("sum", True), ("prod", False)):
+        subject = order_subject(op=op, sizes=(64,))
+        record = order_record(size_order(64, ranks=wide), subject=subject)
+        (order,) = judge_orders(order_file(record, subjects=[subject])).orders
+        assert order.is_visible is visible
+        assert describe_answer(order).sentence.startswith("No order is visible") is not visible
+
+
+def test_a_size_that_was_left_out_is_in_the_answer() -> None:
+    subject = order_subject(sizes=(64, 1024, 4096))
+    record = order_record(size_order(64), size_order(1024), subject=subject)
+    (order,) = judge_orders(order_file(record, subjects=[subject])).orders
+    found = describe_answer(order)
+    assert found.sentence.endswith(" tried; not asked at 4 KiB.")
+    assert found.weight == "notice"
 
 
 def test_exact_sums_have_no_visible_order() -> None:

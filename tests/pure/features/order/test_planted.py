@@ -197,6 +197,27 @@ def test_wider_adders_that_round_once_are_told(dtype: str, adder: int) -> None:
     assert find_one("wide", dtype=dtype).proof.is_complete
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "half", "float"])
+def test_another_order_in_place_is_asked_for_there_in_wider_adders(dtype: str) -> None:
+    base, inside = find("wide_in_place", order(places=("out", "in"), dtype=dtype)).sizes
+    assert (list_pieces(base), list_pieces(inside)) == ([(0, UP)], [(0, DOWN)])
+    assert base.proof.is_complete and inside.proof.is_complete
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "half", "float"])
+def test_repeats_of_another_order_in_wider_adders_are_seen(dtype: str) -> None:
+    repeats = find_one("wide_after:80", dtype=dtype, repeats=50).repeats
+    assert repeats.changed > 0
+    assert [odd.tree for odd in repeats.odd] == [DOWN]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "half", "float"])
+def test_first_calls_of_another_order_in_wider_adders_are_seen(dtype: str) -> None:
+    size = find_one("wide_first:5", dtype=dtype, repeats=1)
+    assert list_pieces(size) == [(0, UP)]
+    assert [odd.calls for odd in size.first_calls.odd] == [[1, 2, 3, 4, 5]]
+
+
 def test_wider_adders_between_hops_are_told() -> None:
     piece = find_piece("hops")
     assert (piece.low, piece.at) == ("exact{0, 1, 2}+3", ((0, 1, 2), (0, 1, 2, 3)))
@@ -235,6 +256,19 @@ def test_where_an_average_divides_is_told(word: str, division: str) -> None:
     size = find_one(word, op="avg", world=3, dtype="float")
     assert {p.division for group in size.ranks for p in group.pieces} == {division}
     assert size.proof.is_complete
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("divide", "float"), ("average", "bfloat16")])
+def test_where_an_average_divides_by_a_power_of_two_is_not_told(word: str, dtype: str) -> None:
+    size = find_one(word, op="avg", dtype=dtype)
+    assert {p.division for group in size.ranks for p in group.pieces} == {""}
+    assert size.proof.is_complete
+
+
+def test_an_average_that_divides_otherwise_in_place_is_asked_for_there() -> None:
+    subject = order(places=("out", "in"), op="avg", world=3)
+    base, inside = find("average_in_place", subject).sizes
+    assert [size.ranks[0].pieces[0].division for size in (base, inside)] == ["after", "before"]
 
 
 def test_factors_before_a_sum_are_reckoned_with() -> None:

@@ -109,6 +109,28 @@ def test_a_ring_is_one_in_any_direction() -> None:
     assert result("order=ring:down", *sizes)[0]
 
 
+def of_prefixes(adder: int) -> SizeOrder:
+    """Rank 0 adds nothing and rank 1 two numbers, in whatever; the others more, in an adder."""
+    trees = {0: ("0", 24), 1: ("0+1", 24), 2: ("(0+1)+2", adder), 3: (LINEAR, adder)}
+    return size_order(
+        64,
+        ranks=[
+            RankPieces(ranks=(rank,), pieces=order_pieces(16, tree, adder=bits))
+            for rank, (tree, bits) in trees.items()
+        ],
+    )
+
+
+@pytest.mark.parametrize(("require", "kept"), [("adds=double", True), ("adds=own", False)])
+def test_sums_of_two_ranks_tell_of_no_adder(require: str, kept: bool) -> None:
+    assert result(require, of_prefixes(53))[0] is kept
+
+
+def test_two_ranks_tell_of_no_adder() -> None:
+    for require in ("adds=double", "adds=own"):
+        assert result(require, size_order(64, "0+1", n=2))[0] is None
+
+
 def test_a_broken_order_tells_where_and_what_it_is() -> None:
     kept, reason = result("order=ring", size_order(64))
     assert not kept
@@ -290,6 +312,12 @@ def test_results_that_are_no_sums_are_wrong_data() -> None:
     )
 
 
+def test_sizes_that_were_left_out_are_no_verdict() -> None:
+    subject = order_subject(sizes=(64, 1024, 4096))
+    record = order_record(size_order(64), size_order(1024), subject=subject)
+    assert make_order_report(order_file(record, subjects=[subject])).exit == Exit.NO_VERDICT
+
+
 def test_a_skipped_case_without_a_requirement_changes_nothing() -> None:
     records = [order_record(size_order(64)), order_record(status="skipped", backend="mpi")]
     assert make_order_report(order_file(*records)).exit == Exit.OK
@@ -354,6 +382,16 @@ def test_the_first_element_that_differs_is_told() -> None:
 def test_sizes_that_are_not_recorded_are_no_verdict() -> None:
     assert compare(size_order(64), like=recorded(size_order(128))).is_alike is None
     assert report(size_order(64), like=recorded(size_order(128))).exit == Exit.NO_VERDICT
+
+
+def test_sizes_of_which_some_are_recorded_are_no_verdict() -> None:
+    likeness = compare(size_order(64), size_order(128), like=recorded(size_order(64)))
+    assert (likeness.is_alike, likeness.missing) == (None, (128,))
+    assert describe_likeness(likeness, "before").endswith("; not compared at 128 B")
+
+
+def test_more_sizes_that_are_recorded_change_nothing() -> None:
+    assert compare(size_order(64), like=recorded(size_order(64), size_order(128))).is_alike
 
 
 def test_another_algorithm_is_compared_where_it_is_the_only_one() -> None:

@@ -193,3 +193,8 @@ def test_nothing_is_judged_of_a_fake_gpu() -> None:
     records = [replace(one, world=0) for one in rows(1.5, 1.5)]
     assert judge_overlaps(make_file(records, [world()]))
     assert judge_overlaps(make_file(records, [world(fake=True)])) == []
+
+
+def test_intervals_hold_by_column() -> None:
+    """A row has three, each at the level that makes its column's hold together."""
+    assert "intervals of a column hold" in views.LEGEND
