@@ -3,7 +3,8 @@ be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import msgspec
 
 from collbench.core import algorithm_files, algorithms
-from collbench.core.backend_info import backend_names, find_file
+from collbench.core.backend_info import backend_info, backend_names, find_file
 from collbench.core.backend_sources import names_file
 from collbench.core.errors import UsageError
+from collbench.core.text import format_count, plain_line
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
@@ -22,6 +24,8 @@ from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
+
+HOSTS_SHOWN = 4  # that a refusal names
 
 
 def find_resumable(name: str) -> RunFile:
@@ -117,6 +121,50 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
             f"{resumed.path} cannot be resumed: {environment.explain_differences(differing)}",
             "measure anew and compare the two: a run is of one machine and its software",
         )
+
+
+def refuse_another_launcher(
+    resumed: RunFile, name_launcher: Callable[[str], str], list_hosts: Callable[[int], list[str]]
+) -> None:
+    """Raises UsageError where the ranks of the run had another launcher than ``name_launcher`` says
+    of their backend, or were on other hosts than ``list_hosts`` says (refuse_other_hosts)."""
+    for world in resumed.worlds:
+        now = "" if backend_info(world.backend).predicts else name_launcher(world.backend)
+        if not world.launcher.startswith(now):
+            raise UsageError(
+                f"{resumed.path} cannot be resumed: its ranks were started by"
+                f" {_name_starter(world.launcher)}, and would now be by {_name_starter(now)}",
+                "resume it as it was begun, or measure anew",
+            )
+        refuse_other_hosts(resumed, list_hosts(world.n))
+
+
+def refuse_other_hosts(resumed: RunFile, hosts: Sequence[str]) -> None:
+    """Raises UsageError where the run had as many ranks, each on its host, and they would now be on
+    other ``hosts``. The name of a single host may differ, as a container's does; so does nothing
+    where a file names no hosts, or ``hosts`` is empty."""
+    for world in resumed.worlds:
+        before = [rank.host for rank in world.ranks]
+        if len(before) != len(hosts) or backend_info(world.backend).predicts:
+            continue
+        if before != list(hosts) and {len(set(before)), len(set(hosts))} != {1}:
+            raise UsageError(
+                f"{resumed.path} cannot be resumed: its ranks were on {_describe_hosts(before)},"
+                f" and would now be on {_describe_hosts(hosts)}",
+                "resume it on the hosts it was begun on, in their order, or measure anew",
+            )
+
+
+def _name_starter(launcher: str) -> str:
+    return "collbench on this machine" if launcher == "local" else plain_line(launcher)
+
+
+def _describe_hosts(hosts: Sequence[str]) -> str:
+    """The first hosts with their ranks, in order: a (2 ranks), b (2 ranks)."""
+    counts = list(Counter(hosts).items())
+    shown = [f"{plain_line(host)} ({format_count(n, 'rank')})" for host, n in counts[:HOSTS_SHOWN]]
+    more = len(counts) - HOSTS_SHOWN
+    return ", ".join(shown) + f" and {more} more" * (more > 0)
 
 
 @dataclass(frozen=True)

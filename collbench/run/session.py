@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -59,10 +60,13 @@ def execute_order(
         member = None
     if member is not None:
         _refuse_what_fresh_ranks_need(member, order)
+        if resumed:  # all ranks say so, lest the others wait for rank 0
+            joined = join.Joined(member, order.join_seconds)
+            resumption.refuse_another_launcher(resumed, joined.name_launcher, joined.list_hosts)
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
-            return join.follow_rank_0(member, order.join_seconds)
+            return join.follow_rank_0(member, order.join_seconds, partial(_refuse_hosts, order))
     world = choose_world(order, member, early)
     before: dict[str, Load] = {}
     try:
@@ -72,6 +76,7 @@ def execute_order(
         prepared = prepare_order(order, world.room)
         if resumed is not None:
             resumption.refuse_another_machine(resumed, world.environment(), prepared.jobs)
+            resumption.refuse_another_launcher(resumed, world.name_launcher, world.list_hosts)
         else:
             refuse_nothing(prepared)
         _tell_of_long_calls(prepared.jobs)
@@ -138,6 +143,12 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
         )
 
 
+def _refuse_hosts(order: Order, hosts: list[str]) -> None:
+    """Raises UsageError where the ranks of an order's run were on other hosts."""
+    if order.resumed:
+        resumption.refuse_other_hosts(order.resumed, hosts)
+
+
 def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     """Shows a run that is complete, and says what came of it."""
     assert order.resumed is not None and order.resumed.end is not None
@@ -202,7 +213,10 @@ class _Session:
         plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
         launches = self._open_launches(plans)
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
-        listener = Listener(*callbacks, interim=self._accept_interim, unopened=self._unopened)
+        met = partial(_refuse_hosts, self._order)
+        listener = Listener(
+            *callbacks, interim=self._accept_interim, unopened=self._unopened, met=met
+        )
         problem: Exception | None = None
         try:
             with interrupts:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
 from collbench.machine import environment
 from collbench.machine.load import Load, measure_load
@@ -49,7 +50,8 @@ class Listener(NamedTuple):
     world of joined ranks; ``lost`` hears of a plan that broke before the error is raised.
     ``unopened`` hears of a plan whose world did not open: CannotRun where it cannot, RunBroken
     where a rank broke; the plans after it run, unless it raises. Of joined ranks that stand still
-    ``hung`` hears, in another thread, just before the process ends.
+    ``hung`` hears, in another thread, just before the process ends; of the host of each ``met``
+    hears, before any plan runs.
     """
 
     line: Hear
@@ -60,6 +62,7 @@ class Listener(NamedTuple):
     turn: Callable[[int], object] = lambda job: None
     interim: Callable[[types.Record], None] = lambda record: None
     unopened: Callable[[Plan, CollbenchError], None] = end_run
+    met: Callable[[list[str]], None] = lambda hosts: None
 
     def accept(self, line: types.World | types.Record) -> None:
         """Tell who is to hear of it."""
@@ -70,6 +73,15 @@ class Listener(NamedTuple):
 
 class World(Protocol):
     """Where plans run. What a kind of world does not say otherwise is true of this machine."""
+
+    def name_launcher(self, backend: str) -> str:
+        """The launcher of a backend's ranks, as the line of their world has it; of mpirun its first
+        word may be all that is known."""
+        return "mpirun" if backend_info(backend).launch == "mpirun" else "local"
+
+    def list_hosts(self, n: int) -> list[str]:
+        """The host of each of n ranks; empty where it is not known before they have met."""
+        return [environment.host_name()] * n
 
     def environment(self) -> dict[str, Any]:
         """The machine of rank 0, and the git repository that the command runs in."""

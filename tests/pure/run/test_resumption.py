@@ -9,7 +9,9 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.types import RunFile
 from collbench.run import resumption
+from collbench.run.launch.local import Launcher
 
 
 def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
@@ -37,3 +39,53 @@ def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: s
     path = factories.saved(factories.make_file([], suite=suite), tmp_path)
     with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
         resumption.find_resumable(str(path))
+
+
+def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunFile:
+    ranks = factories.ranks(hosts)
+    world = factories.world(0, n=len(hosts), launcher=launcher, ranks=ranks, backend=backend)
+    return factories.make_file([], worlds=[world])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend", "now"),
+    [
+        ("ssh", "gloo", "local"),
+        ("local", "gloo", "ssh"),
+        ("torchrun", "gloo", "local"),
+        ("mpirun (Open MPI)", "gloo", "local"),
+        ("srun", "mpi", "mpirun"),
+        ("mpirun (Open MPI)", "mpi", "srun"),
+    ],
+)
+def test_ranks_of_another_launcher_do_not_go_on_with_a_run(
+    launcher: str, backend: str, now: str
+) -> None:
+    file = resume_world(launcher, ["a", "a"], backend)
+    with pytest.raises(UsageError, match="its ranks were started by"):
+        resumption.refuse_another_launcher(file, lambda _: now, lambda n: ["a"] * n)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [("local", "gloo"), ("mpirun (Open MPI)", "mpi"), ("mpirun (MPICH)", "mpi"), ("none", "model")],
+)
+def test_ranks_that_collbench_started_here_go_on_here(launcher: str, backend: str) -> None:
+    file = resume_world(launcher, ["a", "a"], backend)
+    resumption.refuse_another_launcher(file, Launcher().name_launcher, Launcher().list_hosts)
+
+
+@pytest.mark.parametrize("now", [["a", "b"], ["b", "b", "a", "a"], ["a"] * 4, ["a", "a", "c", "c"]])
+def test_ranks_on_other_hosts_do_not_go_on_with_a_run(now: list[str]) -> None:
+    file = resume_world("ssh", ["a", "a", "b", "b"][: len(now)])
+    with pytest.raises(UsageError, match=r"its ranks were on a \(2 ranks\)"):
+        resumption.refuse_other_hosts(file, now)
+
+
+def test_hosts_that_are_the_same_or_not_known_or_one_under_a_new_name_go_on() -> None:
+    file = resume_world("ssh", ["a", "b"])
+    resumption.refuse_other_hosts(file, ["a", "b"])
+    resumption.refuse_other_hosts(file, [])
+    resumption.refuse_other_hosts(resume_world("local", ["a", "a"]), ["box", "box"])
+    nameless = factories.make_file([], worlds=[factories.world(n=2)])
+    resumption.refuse_other_hosts(nameless, ["a", "b"])
