@@ -124,16 +124,17 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
 
 
 def refuse_another_launcher(
-    resumed: RunFile, name_launcher: Callable[[str], str], list_hosts: Callable[[int], list[str]]
+    resumed: RunFile, launcher: str, list_hosts: Callable[[int], list[str]]
 ) -> None:
-    """Raises UsageError where the ranks of the run had another launcher than ``name_launcher`` says
-    of their backend, or were on other hosts than ``list_hosts`` says (refuse_other_hosts)."""
+    """Raises UsageError where another than ``launcher`` started the ranks of the run, or they were
+    on other hosts than ``list_hosts`` says (refuse_other_hosts)."""
     for world in resumed.worlds:
-        now = "" if backend_info(world.backend).predicts else name_launcher(world.backend)
-        if not world.launcher.startswith(now):
+        if backend_info(world.backend).predicts:
+            continue
+        if world.launcher != launcher:
             raise UsageError(
                 f"{resumed.path} cannot be resumed: its ranks were started by"
-                f" {_name_starter(world.launcher)}, and would now be by {_name_starter(now)}",
+                f" {_name_starter(world.launcher)}, and would now be by {_name_starter(launcher)}",
                 "resume it as it was begun, or measure anew",
             )
         refuse_other_hosts(resumed, list_hosts(world.n))

@@ -62,7 +62,7 @@ def execute_order(
         _refuse_what_fresh_ranks_need(member, order)
         if resumed:  # all ranks say so, lest the others wait for rank 0
             joined = join.Joined(member, order.join_seconds)
-            resumption.refuse_another_launcher(resumed, joined.name_launcher, joined.list_hosts)
+            resumption.refuse_another_launcher(resumed, joined.launcher, joined.list_hosts)
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
@@ -76,7 +76,7 @@ def execute_order(
         prepared = prepare_order(order, world.room)
         if resumed is not None:
             resumption.refuse_another_machine(resumed, world.environment(), prepared.jobs)
-            resumption.refuse_another_launcher(resumed, world.name_launcher, world.list_hosts)
+            resumption.refuse_another_launcher(resumed, world.launcher, world.list_hosts)
         else:
             refuse_nothing(prepared)
         _tell_of_long_calls(prepared.jobs)

@@ -318,11 +318,8 @@ class Joined(World):
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
+        self.launcher = member.launcher
         self.opened = 0  # worlds so far
-
-    def name_launcher(self, backend: str) -> str:
-        """The launcher, whatever the backend."""
-        return self._member.launcher
 
     def list_hosts(self, n: int) -> list[str]:
         """This host for each of n ranks, where the launcher says that all are here; else empty."""

@@ -124,10 +124,6 @@ class Places(FreshRanks):
         """n of the seats, in the order of ranks."""
         return self.seats[:n]
 
-    def name_launcher(self, backend: str) -> str:
-        """The launcher that holds the places, whatever the backend."""
-        return self.launcher
-
     def list_hosts(self, n: int) -> list[str]:
         """The host of each of n seats, in the order of ranks."""
         return [seat.node.host for seat in self.among(n)]

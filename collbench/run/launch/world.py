@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
 from collbench.machine import environment
 from collbench.machine.load import Load, measure_load
@@ -74,10 +73,7 @@ class Listener(NamedTuple):
 class World(Protocol):
     """Where plans run. What a kind of world does not say otherwise is true of this machine."""
 
-    def name_launcher(self, backend: str) -> str:
-        """The launcher of a backend's ranks, as the line of their world has it; of mpirun its first
-        word may be all that is known."""
-        return "mpirun" if backend_info(backend).launch == "mpirun" else "local"
+    launcher: str = "local"  # of the ranks, as the lines of their worlds have it
 
     def list_hosts(self, n: int) -> list[str]:
         """The host of each of n ranks; empty where it is not known before they have met."""

@@ -48,31 +48,22 @@ def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunF
 
 
 @pytest.mark.parametrize(
-    ("launcher", "backend", "now"),
-    [
-        ("ssh", "gloo", "local"),
-        ("local", "gloo", "ssh"),
-        ("torchrun", "gloo", "local"),
-        ("mpirun (Open MPI)", "gloo", "local"),
-        ("srun", "mpi", "mpirun"),
-        ("mpirun (Open MPI)", "mpi", "srun"),
-    ],
+    ("before", "now"),
+    [("ssh", "local"), ("local", "ssh"), ("mpirun (Open MPI)", "local"), ("srun", "torchrun")],
 )
-def test_ranks_of_another_launcher_do_not_go_on_with_a_run(
-    launcher: str, backend: str, now: str
-) -> None:
-    file = resume_world(launcher, ["a", "a"], backend)
+def test_ranks_of_another_launcher_do_not_go_on_with_a_run(before: str, now: str) -> None:
+    file = resume_world(before, ["a", "a"])
     with pytest.raises(UsageError, match="its ranks were started by"):
-        resumption.refuse_another_launcher(file, lambda _: now, lambda n: ["a"] * n)
+        resumption.refuse_another_launcher(file, now, lambda n: ["a"] * n)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "backend"),
-    [("local", "gloo"), ("mpirun (Open MPI)", "mpi"), ("mpirun (MPICH)", "mpi"), ("none", "model")],
+    ("launcher", "backend"), [("local", "gloo"), ("local", "mpi"), ("none", "model")]
 )
 def test_ranks_that_collbench_started_here_go_on_here(launcher: str, backend: str) -> None:
+    here = Launcher()
     file = resume_world(launcher, ["a", "a"], backend)
-    resumption.refuse_another_launcher(file, Launcher().name_launcher, Launcher().list_hosts)
+    resumption.refuse_another_launcher(file, here.launcher, here.list_hosts)
 
 
 @pytest.mark.parametrize("now", [["a", "b"], ["b", "b", "a", "a"], ["a"] * 4, ["a", "a", "c", "c"]])
