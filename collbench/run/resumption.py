@@ -3,6 +3,8 @@ be."""
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ from collbench.run.jobs import Job, Plan
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
+# options by which a run's command names the hosts of its ranks
+PLACE_OPTIONS = ("--launcher", "--hosts", "--ssh", "--address", "--placement")
+
 HOSTS_SHOWN = 4  # that a refusal names
 
 
@@ -45,6 +50,28 @@ def find_resumable(name: str) -> RunFile:
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
     return run_file.read_file(path)
+
+
+def format_command(run: Run, name: str) -> str:
+    """The command that goes on with the run called ``name``: with the files and the hosts that its
+    own command named. Where a launcher started that, it has to start this, too."""
+    words = ["collbench", "run", "--resume", name]
+    if files := ",".join(algorithm_files.list_words(run.command)):
+        words += ["--algo", files]
+    backends = [word for text in _find_values(run, "--backend") for word in text.split(",")]
+    if files := ",".join(word for word in backends if names_file(word)):
+        words += ["--backend", files]
+    for option in PLACE_OPTIONS:
+        words += [word for value in _find_values(run, option)[-1:] for word in (option, value)]
+    return shlex.join(words)
+
+
+def _find_values(run: Run, option: str) -> list[str]:
+    """The values of an option in the run's command, as in ``--hosts a,b`` and ``--hosts=a,b``."""
+    pairs = itertools.pairwise([*run.command, ""])
+    return [
+        word.partition("=")[2] or later for word, later in pairs if word.partition("=")[0] == option
+    ]
 
 
 def load_algorithms(run: Run, spellings: str) -> None:

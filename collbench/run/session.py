@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -416,7 +415,8 @@ class _Session:
                 path = self._writer.path
         self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
-            again = f"collbench run --resume {shlex.quote(str(path))} measures what the file lacks"
+            command = resumption.format_command(self._run, str(path))
+            again = f"{command} measures what the file lacks"
             what = (
                 "free some space" if self._writer.trouble else "have no other process write there"
             )

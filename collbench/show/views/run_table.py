@@ -4,11 +4,9 @@ lines; plans, and lists of runs."""
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from collbench.core import algorithm_files
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.core.version import __version__
 from collbench.records import store
@@ -27,6 +25,7 @@ from collbench.records.flags import (
 from collbench.records.origins import FAKE
 from collbench.records.types import Run, World
 from collbench.run.reporter import Gathered, Outcome
+from collbench.run.resumption import format_command
 from collbench.show.busy import describe_run_load
 from collbench.show.document import (
     Cell,
@@ -290,10 +289,7 @@ def describe_saved(run: Gathered) -> list[Words]:
     ours = run.path.parent == store.home_folder() / "runs"
     lines = ["saved: " + code_text(plain_line(run.path.stem if ours else str(run.path)))]
     if run.ended and run.ended.exit and len(run.arrived) < len(run.cases):
-        name = "@last" if ours else shlex.quote(str(run.path))
-        files = ",".join(algorithm_files.list_words(run.run.command))
-        more = f" --algo {shlex.quote(files)}" if files else ""
-        command = f"collbench run --resume {name}{more}"
+        command = format_command(run.run, "@last" if ours else str(run.path))
         lines.append("continue with: " + code_text(plain_line(command)))
     return lines
 
