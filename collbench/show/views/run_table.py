@@ -23,6 +23,7 @@ from collbench.records.flags import (
     look_up,
 )
 from collbench.records.origins import FAKE
+from collbench.records.run_file import is_unfinished
 from collbench.records.types import Run, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.run.resumption import format_command
@@ -288,7 +289,10 @@ def describe_saved(run: Gathered) -> list[Words]:
         return [tone_text("not saved")]
     ours = run.path.parent == store.home_folder() / "runs"
     lines = ["saved: " + code_text(plain_line(run.path.stem if ours else str(run.path)))]
-    if run.ended and run.ended.exit and len(run.arrived) < len(run.cases):
+    is_partial = len(run.arrived) < len(run.cases) or any(
+        is_unfinished(record) for record, _ in run.outcomes
+    )
+    if run.ended and run.ended.exit and is_partial:
         command = format_command(run.run, "@last" if ours else str(run.path))
         lines.append("continue with: " + code_text(plain_line(command)))
     return lines
