@@ -19,7 +19,7 @@ from collbench.core.backend_info import resolve_backend
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import suggest_name
+from collbench.core.text import readable_text, suggest_name
 from collbench.suite import arrivals, backgrounds, fields, shipped
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
@@ -143,7 +143,7 @@ def _read_suite(path: Path) -> Suite:
     }
     try:
         return Suite(
-            name=path.stem,
+            name=readable_text(path.stem),
             axes=axes,
             policy=policy,
             description=values.get("description", ""),

@@ -460,3 +460,18 @@ def test_a_case_that_breaks_in_its_second_pass_keeps_its_first_and_is_taken_up_a
     (last,) = run_file.read_file(path).records
     assert (last.status, last.stop, last.note) == ("ok", "budget", "")
     assert last.world > first.world
+
+
+@pytest.mark.slow
+def test_ranks_have_a_variable_that_is_not_utf_8_and_run_in_any_folder(
+    warm: Warm, tmp_path: Path
+) -> None:
+    odd = os.fsdecode(b"b\xffd")
+    (folder := tmp_path / odd).mkdir()
+    words = ("all_reduce", "--sizes", "64K", "-g", "2", "-n", "5", "--backend", "gloo,shm")
+    env = {"NCCL_ALGO": odd, "COLLBENCH_HOME": str(folder)}
+    done = warm(*words, **env)
+    assert done.returncode == Exit.OK, done.stderr
+    done = warm(*words, **env, TMPDIR=str(folder))
+    assert done.returncode == Exit.CANNOT_RUN
+    assert "has a path that is not UTF-8" in done.stderr and "set TMPDIR" in done.stderr

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun
-from collbench.core.text import print_message
+from collbench.core.errors import CannotRun, UsageError
+from collbench.core.text import print_message, readable_text
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record, World
@@ -250,6 +250,11 @@ def make_instructions(
     of all ranks beside it, so that they can reach each other's memory."""
     world, key = secrets.token_hex(8), secrets.token_hex(16)
     common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
+    if unreadable := [name for name, value in common.items() if readable_text(value) != value]:
+        raise UsageError(
+            f"{unreadable[0]}: its value is not UTF-8, and cannot be passed to other hosts",
+            f"unset {unreadable[0]}, or give it another value",
+        )
     instructions = []
     for rank, seat in enumerate(seats):
         neighbours = _select_beside(seat, seats)

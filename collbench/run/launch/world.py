@@ -25,6 +25,7 @@ from collbench.run.launch.board import Phase
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.survive.crash import MEMORY_HINT, describe_error, is_out_of_memory
+from collbench.survive.encoding import encode_json
 
 LINE_LIMIT = 256 << 20
 
@@ -170,7 +171,7 @@ class Channel(NamedTuple):
 
     def send(self, message: Said) -> None:
         """Send a message."""
-        self.sink.write(msgspec.json.encode(message) + b"\n")
+        self.sink.write(encode_json(message) + b"\n")
         self.sink.flush()
 
     def line(self, line: types.World | types.Record) -> None:
