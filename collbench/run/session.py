@@ -193,11 +193,11 @@ class _Session:
         order, policy = self._order, self._prepared.suite.policy
         if next_cases := order.next_cases:
             return CallerPace(lambda: self._fit_leaders(next_cases()))
-        if policy.iters or isinstance(self._ranks, Predicted):
+        if isinstance(self._ranks, Predicted):
             return Pace()
-        if order.budget is not None:
+        if order.budget is not None:  # with -n, too, where that is the calls of a sample
             return BudgetPace(order.budget, policy, self._drop)
-        return TwoPassPace(policy)
+        return Pace() if policy.iters else TwoPassPace(policy)
 
     def begin(self) -> None:
         """What there is before anything is measured: the plan, and what a run to be resumed has
