@@ -229,6 +229,12 @@ class Resumption:
         """The cases of ``kept_records``."""
         return frozenset(record.case for record in self.kept_records)
 
+    @cached_property
+    def undone_cases(self) -> frozenset[Case]:
+        """The cases of records that are not kept."""
+        records = self.file.records if self.file else []
+        return frozenset(record.case for record in records) - self.kept_cases
+
     @property
     def left_out(self) -> list[Skip]:
         """Cases that were left out before any rank was asked."""
@@ -253,7 +259,8 @@ class Resumption:
             if record.status == "failed" or record.note.startswith(BROKE_LATER)
         }
         fresh, again = (
-            [job for job in jobs if (job.case in failed) is tried] for tried in (False, True)
+            [job for job in jobs if failed.isdisjoint(job.case.siblings) is not tried]
+            for tried in (False, True)
         )
         used = [
             *(world.index for world in (self.file.worlds if self.file else ())),

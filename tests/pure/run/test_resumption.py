@@ -12,6 +12,7 @@ from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import RunFile
 from collbench.run import resumption
 from collbench.run.launch.local import Launcher
+from collbench.run.order import Order, prepare_order
 
 
 def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
@@ -39,6 +40,21 @@ def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: s
     path = factories.saved(factories.make_file([], suite=suite), tmp_path)
     with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
         resumption.find_resumable(str(path))
+
+
+@pytest.mark.parametrize("undone", [{"status": "failed"}, {"stop": "cut"}])
+def test_a_group_that_is_not_done_is_measured_again_with_the_one_that_leads(
+    undone: dict[str, str],
+) -> None:
+    suite = factories.suite(backends=("gloo",), groups="mod:2")
+    every, _ = suite.expand()
+    other, leader = next(case for case in every if case.is_leader).siblings
+    done = [factories.record(case) for case in every if case != other]
+    file = factories.make_file([factories.record(other, **undone), *done], suite=suite)
+    prepared = prepare_order(Order(suite=suite, command=(), resumed=file))
+    assert [job.case for job in prepared.jobs] == [leader]
+    (plan,) = resumption.Resumption(file).plan_remaining(prepared.jobs, suite.policy)
+    assert [job.case for job in plan.jobs] == [leader]
 
 
 def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunFile:
