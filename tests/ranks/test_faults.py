@@ -430,7 +430,7 @@ def test_a_disk_that_fills_loses_no_line_that_was_written(tmp_path: Path) -> Non
 
 ONE_CASE = (
     *("all_reduce", "--sizes", "64K", "-g", "2", "--place", "out", "--backend", "saboteur"),
-    *("--max-time", "1s", "--precision", "0.01%", "-T", "2"),
+    *("--max-time", "1s", "--precision", "0.01%", "-T", "5"),
 )
 
 
