@@ -262,7 +262,7 @@ def order_record(
         name_row(about.collective),
         **{"subject": about.title, "dtype": "uint8", "n": about.world, **fields},
     )
-    findings = msgspec.to_builtins(found) if sizes else {}
+    findings = msgspec.to_builtins(found) if sizes or dropped else {}
     return Record(case=what, **{"status": "ok", "world": 0, "findings": findings, **own})
 
 

@@ -18,7 +18,7 @@ from collbench.cli import mistakes
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.feature import Command, find_entries, load_entry
-from collbench.core.text import plain_line, print_message, suggest_name
+from collbench.core.text import plain_line, print_message, readable_text, suggest_name
 from collbench.survive.crash import explain_crash
 from collbench.survive.output import ResilientOutput, reopen_stdout
 from collbench.survive.signals import interrupts
@@ -315,6 +315,6 @@ def _end_process(code: int) -> None:
         from collbench.run.launch import join
         from collbench.run.launch.forkserver import leave_process
 
-        who = f"rank {distributed.get_rank()} on {socket.gethostname()}"
+        who = f"rank {distributed.get_rank()} on {readable_text(socket.gethostname())}"
         leave_process(code, who, join.describe_stopped)
     sys.exit(code)

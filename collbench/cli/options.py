@@ -34,7 +34,7 @@ from collbench.run.order import Order
 from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.show import imb, live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
-from collbench.suite.case import Limit, Mode, Setting
+from collbench.suite.case import BATCH_MODES, Limit, Mode, Setting
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold
@@ -70,7 +70,6 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     )
     policy = _select_fields(Policy, values)
     policy = msgspec.structs.replace(policy, batch=policy.iters or 20, graph=replays or 1)
-    _refuse_conflicts(policy, values["budget"])
     swept = {
         "collectives": (name,),
         "sizes": grammar.choose_sizes(*(values[row] for row in SIZES)),
@@ -81,6 +80,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     axes = add_paths(axes, values["paths"], source)
     thresholds = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
+    _refuse_conflicts(suite, values["budget"])
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
     refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, find_collective(name))
@@ -188,9 +188,12 @@ def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, .
     return (Threshold(min_busbw=limits),) if limits else ()
 
 
-def _refuse_conflicts(policy: Policy, budget: float | None) -> None:
-    """Raises UsageError where two options choose the same, or one gives no time limit."""
-    if policy.iters and (budget is not None or policy.max_seconds is not None):
+def _refuse_conflicts(suite: Suite, budget: float | None) -> None:
+    """Raises UsageError where -n fixes what another option would choose."""
+    is_limited = suite.policy.max_seconds is not None
+    if (is_limited and _has_fixed_samples(suite)) or (
+        budget is not None and _has_fixed_samples(suite, some=True)
+    ):
         raise UsageError(
             "-n fixes the repetitions that --budget and --max-time would choose",
             "leave out -n, or --budget and --max-time",
@@ -350,11 +353,6 @@ def change_suite(
     changes = {axis: values for axis, values in changes.items() if values}
     silent: dict[str, Any] = dict.fromkeys(changes, ())
     others = _list_others(suite, only)
-    if max_time and suite.policy.iters:
-        raise UsageError(
-            f"{suite.name} fixes the repetitions that --max-time would choose",
-            "leave --max-time out",
-        )
     seconds = (
         grammar.parse_time_limit(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
@@ -382,6 +380,11 @@ def change_suite(
         if others
         else suite.excludes,
     )
+    if max_time and _has_fixed_samples(changed):
+        raise UsageError(
+            f"{suite.name} fixes the repetitions that --max-time would choose",
+            "leave --max-time out",
+        )
     changed = _add_launches(changed, launches, launcher, seconds if max_time else None)
     refusal.refuse_unknown_backends(changed.values("backends"))
     _tell_idle(changed)
@@ -531,6 +534,17 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
         _print_once(f"{what} means nothing to {backends}")
 
 
+def _has_fixed_samples(suite: Suite, some: bool = False) -> bool:
+    """Whether -n is the number of samples of every case, or of ``some``: of collectives but those
+    of BATCH_MODES, and of all other cases."""
+    if not suite.policy.iters:
+        return False
+    if suite.subjects or suite.requests:
+        return True
+    modes = _list_modes(suite)
+    return not modes <= BATCH_MODES if some else not modes & BATCH_MODES
+
+
 def _list_modes(suite: Suite) -> set[Mode]:
     """The modes in which cases of the suite are measured."""
     return {
@@ -548,7 +562,7 @@ def add_budget(order: Order, budget: str) -> Order:
     if not budget:
         return order
     seconds = grammar.parse_duration(budget, "--budget")
-    if order.suite.policy.iters:
+    if _has_fixed_samples(order.suite, some=True):
         raise UsageError(
             f"{order.suite.name} fixes the repetitions that --budget would choose",
             "leave --budget out",

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from collbench.cli.families import PlainTable
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
-from collbench.core.text import format_count, format_size, print_message
+from collbench.core.text import format_count, format_size, print_message, readable_text
 
 SHOWN = 20  # runs are listed unless --last says how many
 
@@ -101,7 +101,7 @@ def matches_words(path: Path, patterns: Sequence[str]) -> bool:
     except CollbenchError:
         return False
     text = " ".join([run.id, run.tag, *run.command]).lower()
-    return all(word.lower() in text for word in patterns)
+    return all(readable_text(word).lower() in text for word in patterns)
 
 
 def refuse_deleting_all(patterns: Sequence[str], delete: bool, yes: bool) -> None:

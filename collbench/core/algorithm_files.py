@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import suggest_name
+from collbench.core.text import readable_text, suggest_name
 
 VARIABLE = "COLLBENCH_ALGORITHMS"
 WORD = re.compile(r"(?P<path>[^:]*\.py):(?P<name>[^:]*)(?P<settings>(:.*)?)")
@@ -69,7 +69,7 @@ def list_words(command: Sequence[str]) -> list[str]:
 def name_of_file(word: str) -> str:
     """The name in tables and records of a file's algorithm, given as ``./line.py:line``."""
     path, _, name = word.rpartition(":")
-    return f"{Path(path).name}:{name}"
+    return readable_text(f"{Path(path).name}:{name}")
 
 
 def pass_to_children(algorithm: UserAlgorithm) -> None:

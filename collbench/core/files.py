@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from collbench.core.errors import CannotRun, UsageError
+from collbench.core.text import readable_text
 
 DEEP = re.compile(  # a key of many parts, which takes the square of their number to read
     r"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
@@ -42,7 +43,8 @@ def open_private(path: Path, how: int = 0) -> TextIO:
     """A text file to write that only its owner may read, as a run, whose description it may hold;
     one that is there keeps who may. ``how`` are further flags of open(2)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | how
-    return os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8")
+    descriptor = os.open(path, flags, 0o600)
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def keep_traceback(text: str) -> str:
@@ -51,10 +53,8 @@ def keep_traceback(text: str) -> str:
     try:
         from tempfile import NamedTemporaryFile  # only here: --help imports this module
 
-        with NamedTemporaryFile(
-            "w", prefix="collbench-fault-", suffix=".txt", delete=False
-        ) as file:
-            file.write(text)
+        with NamedTemporaryFile(prefix="collbench-fault-", suffix=".txt", delete=False) as file:
+            file.write(text.encode(errors="backslashreplace"))
         return f"its traceback is in {file.name}"
     except OSError:
         return "there is no room to keep its traceback"
@@ -146,7 +146,7 @@ def save_text(
     replaced where it begins with ``mark``, by default the whole text. A new one only its owner may
     read unless it is ``shared``, others who might before. Raises UsageError and CannotRun."""
     refuse_foreign_file(path, mark or text, option)
-    replace_file(path, text.encode(), option, shared)
+    replace_file(path, readable_text(text).encode(), option, shared)
 
 
 def replace_file(path: Path, data: bytes, option: str = "-o", shared: bool = False) -> None:

@@ -92,6 +92,12 @@ def printable_text(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
+def readable_text(text: str) -> str:
+    """``text`` as UTF-8 can hold it: U+FFFD for each byte that Python could not decode, as of a
+    path, a variable or an argument."""
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
 def print_message(message: str, hint: str = "") -> None:
     """Prints to standard error what a person is to know and may do: whatever files, hosts and
     libraries had to say in it steers no terminal. It is given up where nothing can be printed."""

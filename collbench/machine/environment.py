@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench.core.backend_info import list_files, list_infos, list_settings
-from collbench.core.text import plain_line
+from collbench.core.text import plain_line, readable_text
 from collbench.core.version import __version__
 from collbench.machine import amd, topology
 from collbench.machine.cpus import cpu_facts, cpu_quota
@@ -212,7 +212,7 @@ def find_odd_hosts(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def host_name() -> str:
     """The name of this machine."""
-    return socket.gethostname()
+    return readable_text(socket.gethostname())
 
 
 def user_name() -> str:
@@ -308,7 +308,13 @@ def _git_facts(cwd: Path | None) -> dict[str, Any]:
     )
     try:
         git = subprocess.run(
-            command.split(), cwd=cwd, capture_output=True, text=True, timeout=1, check=True
+            command.split(),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=1,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return {"revision": None, "dirty": None}

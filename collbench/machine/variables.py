@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from collbench.core.backend_info import list_settings
+from collbench.core.text import readable_text
 from collbench.machine import secrets
 from collbench.machine.sysfs import hash_identity
 
@@ -62,6 +63,7 @@ def list_foreign_variables(names: Iterable[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """``text`` without what looks like a secret (secrets.mask_secrets); GPU UUIDs are hashed."""
-    hidden = DEVICE_UUID.sub(lambda m: hash_identity(m[0]), text)
+    """``text`` without what looks like a secret (secrets.mask_secrets); GPU UUIDs are hashed, and
+    U+FFFD stands for each byte that is not UTF-8."""
+    hidden = DEVICE_UUID.sub(lambda m: hash_identity(m[0]), readable_text(text))
     return secrets.mask_secrets(hidden)

@@ -197,6 +197,14 @@ COLUMNS = (
     Column("sync", "text", "", "how ranks were aligned", "record.sync"),
     Column("rotation", "whole", "", "buffer pairs that took turns", "record.rotation"),
     Column(
+        "cache",
+        "text",
+        "",
+        "cold: buffers that took turns were three last-level caches or more; small: less, so that"
+        " data may stay in a cache; shrunk: memory allowed fewer; hot: one pair",
+        "record.cache",
+    ),
+    Column(
         "call_path_ns",
         "whole",
         "ns",

@@ -67,6 +67,9 @@ NO_TIME_LEFT = "dropped for --budget"  # how the note of a case begins that ther
 NOT_OPENED = "not opened: "  # how the note of a case begins whose backend could not be opened
 NOT_VERIFIED = "not verified: "  # how the note of a case begins whose data could not be checked
 
+# how the note of a case begins whose world broke once it had a first result, which its record holds
+BROKE_LATER = "broke in its second pass: "
+
 ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
 
 

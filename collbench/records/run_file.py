@@ -25,6 +25,7 @@ from collbench.core import files
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.records.derive import Digested, derive_row
 from collbench.records.types import End, Record, Run, RunFile, World
+from collbench.survive.encoding import encode_json
 
 Line = Run | World | Record | End
 
@@ -139,7 +140,6 @@ class Writer:
         self.path = path
         self.trouble = self.lost = self.moved = ""
         self._heads: list[bytes] = []  # without which no record can be read
-        self._encoder = msgspec.json.Encoder()
         self._waiting: list[bytes] = []
         self._good = 0
         self._written, self._changed = hashlib.blake2b(), -1  # what is written, and when
@@ -197,7 +197,7 @@ class Writer:
     def write(self, line: Run | World | Record | End) -> None:
         """Append a line, and what could not be written before it. Raises OSError where a head
         cannot be written; records wait for room."""
-        text = self._encoder.encode(line) + b"\n"
+        text = encode_json(line) + b"\n"
         self._waiting.append(text)
         try:
             self._still_there()

@@ -13,7 +13,7 @@ from typing import Literal
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, CollbenchError, NoVerdict, UsageError
-from collbench.core.text import format_count, print_message
+from collbench.core.text import format_count, print_message, readable_text
 from collbench.records.run_file import Writer, describe_running, is_running, read_run
 from collbench.records.types import Run
 
@@ -130,6 +130,7 @@ def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
 def _match_names(name: str, runs: Sequence[Path]) -> list[Path]:
     """The runs whose id begins with ``name``; else those with this tag; else the only run whose id
     ends with it."""
+    name = readable_text(name)  # as a run has it
     if not name:
         return []
     by_id = [path for path in runs if path.stem.startswith(name)]

@@ -18,6 +18,7 @@ from collbench.machine.load import Load
 from collbench.suite.case import Case, Positive, Ranks, Whole
 from collbench.suite.policy import MOST_SAMPLES, Policy
 from collbench.suite.sweep import Suite
+from collbench.survive.encoding import encode_json
 
 SCHEMA = 1
 
@@ -98,7 +99,7 @@ class Run(_Line, frozen=True, tag="run"):
     load: dict[str, Load] = {}
 
     def __post_init__(self) -> None:
-        if len(msgspec.json.encode(self.environment)) > MOST_ENVIRONMENT:
+        if len(encode_json(self.environment)) > MOST_ENVIRONMENT:
             raise ValueError(f"the environment takes more than {MOST_ENVIRONMENT >> 10} KiB")
 
 

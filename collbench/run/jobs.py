@@ -69,10 +69,13 @@ class Plan(msgspec.Struct, frozen=True):
         return 1 if self.policy.virtual else self.n
 
     def doing(self, phase: str, job: int | None) -> str:
-        """The phase and the case that it is of, in words."""
+        """The phase and the case that it is of, in words. A case that is measured again, as in a
+        second pass, counts once."""
         if job is None:
             return phase
         case = self.jobs[job].case
+        cases = list(dict.fromkeys(job.case for job in self.jobs))
+        again = ", again" * any(earlier.case == case for earlier in self.jobs[:job])
         placement = "in place" if case.in_place else "out of place"
         what = f"{case.collective} {case.nbytes} B {case.dtype} {placement} on {case.label}"
-        return f"{phase} {what} (case {job + 1} of {len(self.jobs)})"
+        return f"{phase} {what} (case {cases.index(case) + 1} of {len(cases)}{again})"

@@ -81,7 +81,12 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     done = earlier.kept_cases
     leading = [case for case in every if case.is_leader]  # and stands for its siblings
     jobs, no_room = fit_to_host(
-        [case for case in leading if case not in never and case not in done],
+        [
+            case
+            for case in leading
+            if case not in never
+            and not (case in done and earlier.undone_cases.isdisjoint(case.siblings))
+        ],
         suite.policy,
         at,
         find_subject,

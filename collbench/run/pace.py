@@ -20,7 +20,7 @@ import numpy as np
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVE
 from collbench.records import stats
-from collbench.records.derive import NO_SAMPLE
+from collbench.records.derive import BROKE_LATER, NO_SAMPLE
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import PER_RANK_SAMPLES, Record, World
 from collbench.run.jobs import Job, Plan
@@ -182,7 +182,10 @@ class TwoPassPace(Pace):
             return record
         if record.status == "ok":
             return merge_visits(first, record, self._enough)
-        return msgspec.structs.replace(record, again=True) if record.status == "wrong" else None
+        if record.status == "wrong":
+            return msgspec.structs.replace(record, again=True)
+        is_broken = record.status == "failed" and not is_without_samples(record)
+        return _keep_first(first, record.note) if is_broken else None
 
     def next_jobs(self) -> list[Job]:
         """The second pass of the world that has just ended its first: cases without a valid sample,
@@ -248,10 +251,18 @@ def missed_second_pass(record: Record, policy: Policy) -> bool:
     return is_too_wide(record) and record.seconds < (AT_ONCE + COARSE) * most
 
 
-def without_second_pass(first: Record) -> Record:
-    """The record of a first pass where the run ended before the second: it is measured again where
-    the run is resumed."""
-    return msgspec.structs.replace(first, again=True, stop="cut", note=NO_SECOND_PASS)
+def without_second_pass(first: Record, note: str = NO_SECOND_PASS) -> Record:
+    """The record of a first pass where the run ended before or in the second: it is measured again
+    where the run is resumed."""
+    return msgspec.structs.replace(first, again=True, stop="cut", note=note)
+
+
+def _keep_first(first: Record, reason: str) -> Record | None:
+    """The record of a case whose world broke in its second pass: that of its first, which says so;
+    None where that stands as it is, as a group's that was narrow enough."""
+    if is_without_samples(first):
+        return msgspec.structs.replace(first, again=True, note=reason)
+    return without_second_pass(first, BROKE_LATER + reason) if is_too_wide(first) else None
 
 
 def is_without_samples(record: Record) -> bool:

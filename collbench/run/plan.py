@@ -19,7 +19,7 @@ from collbench.run.collectives import measure_crowding
 from collbench.run.jobs import Job, Plan
 from collbench.run.memory import AVAILABLE, Room
 from collbench.run.runner import runner_of
-from collbench.suite.case import Case, Skip
+from collbench.suite.case import BATCH_MODES, Case, Skip
 from collbench.suite.policy import Policy
 
 # for estimates shown before anything is measured: seconds, as seen on two cores of a server's CPU
@@ -63,7 +63,8 @@ def estimate_seconds(job: Job, policy: Policy, most: bool = False) -> float:
     limits = policy.resolved(measure_crowding(job.case) > 1)
     longest = limits.max_seconds or 0.0
     adaptive = min(longest, max(limits.min_seconds, longest if most else 150 * call))
-    measuring = adaptive if policy.iters is None else policy.iters * call * 1.3
+    is_fixed = policy.iters is not None and job.case.mode not in BATCH_MODES
+    measuring = (policy.iters or 0) * call * 1.3 if is_fixed else adaptive
     settling = max(0.05, min(2.0, longest / 4, longest if most else 30 * call))
     warming = settling if policy.warmup is None else policy.warmup * call
     return runner.guess_fixed(job, policy) + warming + measuring

@@ -3,7 +3,10 @@ be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,17 +14,23 @@ from typing import Any
 import msgspec
 
 from collbench.core import algorithm_files, algorithms
-from collbench.core.backend_info import backend_names, find_file
+from collbench.core.backend_info import backend_info, backend_names, find_file
 from collbench.core.backend_sources import names_file
 from collbench.core.errors import UsageError
+from collbench.core.text import format_count, plain_line
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
-from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
+from collbench.records.derive import BROKE_LATER, NO_TIME_LEFT, NOT_OPENED
 from collbench.records.types import SCHEMA, Record, Run, RunFile, World, is_budgeted
 from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
+
+# options by which a run's command names the hosts of its ranks
+PLACE_OPTIONS = ("--launcher", "--hosts", "--ssh", "--address", "--placement")
+
+HOSTS_SHOWN = 4  # that a refusal names
 
 
 def find_resumable(name: str) -> RunFile:
@@ -41,6 +50,28 @@ def find_resumable(name: str) -> RunFile:
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
     return run_file.read_file(path)
+
+
+def format_command(run: Run, name: str) -> str:
+    """The command that goes on with the run called ``name``: with the files and the hosts that its
+    own command named. Where a launcher started that, it has to start this, too."""
+    words = ["collbench", "run", "--resume", name]
+    if files := ",".join(algorithm_files.list_words(run.command)):
+        words += ["--algo", files]
+    backends = [word for text in _find_values(run, "--backend") for word in text.split(",")]
+    if files := ",".join(word for word in backends if names_file(word)):
+        words += ["--backend", files]
+    for option in PLACE_OPTIONS:
+        words += [word for value in _find_values(run, option)[-1:] for word in (option, value)]
+    return shlex.join(words)
+
+
+def _find_values(run: Run, option: str) -> list[str]:
+    """The values of an option in the run's command, as in ``--hosts a,b`` and ``--hosts=a,b``."""
+    pairs = itertools.pairwise([*run.command, ""])
+    return [
+        word.partition("=")[2] or later for word, later in pairs if word.partition("=")[0] == option
+    ]
 
 
 def load_algorithms(run: Run, spellings: str) -> None:
@@ -119,6 +150,51 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
         )
 
 
+def refuse_another_launcher(
+    resumed: RunFile, launcher: str, list_hosts: Callable[[int], list[str]]
+) -> None:
+    """Raises UsageError where another than ``launcher`` started the ranks of the run, or they were
+    on other hosts than ``list_hosts`` says (refuse_other_hosts)."""
+    for world in resumed.worlds:
+        if backend_info(world.backend).predicts:
+            continue
+        if world.launcher != launcher:
+            raise UsageError(
+                f"{resumed.path} cannot be resumed: its ranks were started by"
+                f" {_name_starter(world.launcher)}, and would now be by {_name_starter(launcher)}",
+                "resume it as it was begun, or measure anew",
+            )
+        refuse_other_hosts(resumed, list_hosts(world.n))
+
+
+def refuse_other_hosts(resumed: RunFile, hosts: Sequence[str]) -> None:
+    """Raises UsageError where the run had as many ranks, each on its host, and they would now be on
+    other ``hosts``. The name of a single host may differ, as a container's does; so does nothing
+    where a file names no hosts, or ``hosts`` is empty."""
+    for world in resumed.worlds:
+        before = [rank.host for rank in world.ranks]
+        if len(before) != len(hosts) or backend_info(world.backend).predicts:
+            continue
+        if before != list(hosts) and {len(set(before)), len(set(hosts))} != {1}:
+            raise UsageError(
+                f"{resumed.path} cannot be resumed: its ranks were on {_describe_hosts(before)},"
+                f" and would now be on {_describe_hosts(hosts)}",
+                "resume it on the hosts it was begun on, in their order, or measure anew",
+            )
+
+
+def _name_starter(launcher: str) -> str:
+    return "collbench on this machine" if launcher == "local" else plain_line(launcher)
+
+
+def _describe_hosts(hosts: Sequence[str]) -> str:
+    """The first hosts with their ranks, in order: a (2 ranks), b (2 ranks)."""
+    counts = list(Counter(hosts).items())
+    shown = [f"{plain_line(host)} ({format_count(n, 'rank')})" for host, n in counts[:HOSTS_SHOWN]]
+    more = len(counts) - HOSTS_SHOWN
+    return ", ".join(shown) + f" and {more} more" * (more > 0)
+
+
 @dataclass(frozen=True)
 class Resumption:
     """What an earlier part of a run has left. That of a run that begins is empty: its ``file`` is
@@ -153,6 +229,12 @@ class Resumption:
         """The cases of ``kept_records``."""
         return frozenset(record.case for record in self.kept_records)
 
+    @cached_property
+    def undone_cases(self) -> frozenset[Case]:
+        """The cases of records that are not kept."""
+        records = self.file.records if self.file else []
+        return frozenset(record.case for record in records) - self.kept_cases
+
     @property
     def left_out(self) -> list[Skip]:
         """Cases that were left out before any rank was asked."""
@@ -171,9 +253,14 @@ class Resumption:
         """One plan per world to come, counting on from those there were. What failed before is
         tried last, in worlds of its own, lest it keep the rest from being measured."""
         before = self.file.records if self.file else []
-        failed = {record.case for record in before if record.status == "failed"}
+        failed = {
+            record.case
+            for record in before
+            if record.status == "failed" or record.note.startswith(BROKE_LATER)
+        }
         fresh, again = (
-            [job for job in jobs if (job.case in failed) is tried] for tried in (False, True)
+            [job for job in jobs if failed.isdisjoint(job.case.siblings) is not tried]
+            for tried in (False, True)
         )
         used = [
             *(world.index for world in (self.file.worlds if self.file else ())),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -59,10 +59,13 @@ def execute_order(
         member = None
     if member is not None:
         _refuse_what_fresh_ranks_need(member, order)
+        if resumed:  # all ranks say so, lest the others wait for rank 0
+            joined = join.Joined(member, order.join_seconds)
+            resumption.refuse_another_launcher(resumed, joined.launcher, joined.list_hosts)
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
-            return join.follow_rank_0(member, order.join_seconds)
+            return join.follow_rank_0(member, order.join_seconds, partial(_refuse_hosts, order))
     world = choose_world(order, member, early)
     before: dict[str, Load] = {}
     try:
@@ -72,6 +75,7 @@ def execute_order(
         prepared = prepare_order(order, world.room)
         if resumed is not None:
             resumption.refuse_another_machine(resumed, world.environment(), prepared.jobs)
+            resumption.refuse_another_launcher(resumed, world.launcher, world.list_hosts)
         else:
             refuse_nothing(prepared)
         _tell_of_long_calls(prepared.jobs)
@@ -138,6 +142,12 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
         )
 
 
+def _refuse_hosts(order: Order, hosts: list[str]) -> None:
+    """Raises UsageError where the ranks of an order's run were on other hosts."""
+    if order.resumed:
+        resumption.refuse_other_hosts(order.resumed, hosts)
+
+
 def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     """Shows a run that is complete, and says what came of it."""
     assert order.resumed is not None and order.resumed.end is not None
@@ -183,11 +193,11 @@ class _Session:
         order, policy = self._order, self._prepared.suite.policy
         if next_cases := order.next_cases:
             return CallerPace(lambda: self._fit_leaders(next_cases()))
-        if policy.iters or isinstance(self._ranks, Predicted):
+        if isinstance(self._ranks, Predicted):
             return Pace()
-        if order.budget is not None:
+        if order.budget is not None:  # with -n, too, where that is the calls of a sample
             return BudgetPace(order.budget, policy, self._drop)
-        return TwoPassPace(policy)
+        return Pace() if policy.iters else TwoPassPace(policy)
 
     def begin(self) -> None:
         """What there is before anything is measured: the plan, and what a run to be resumed has
@@ -202,7 +212,10 @@ class _Session:
         plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
         launches = self._open_launches(plans)
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
-        listener = Listener(*callbacks, interim=self._accept_interim, unopened=self._unopened)
+        met = partial(_refuse_hosts, self._order)
+        listener = Listener(
+            *callbacks, interim=self._accept_interim, unopened=self._unopened, met=met
+        )
         problem: Exception | None = None
         try:
             with interrupts:
@@ -402,7 +415,8 @@ class _Session:
                 path = self._writer.path
         self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
-            again = f"collbench run --resume {shlex.quote(str(path))} measures what the file lacks"
+            command = resumption.format_command(self._run, str(path))
+            again = f"{command} measures what the file lacks"
             what = (
                 "free some space" if self._writer.trouble else "have no other process write there"
             )

@@ -14,13 +14,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.text import format_count
 from collbench.core.version import __version__
 from collbench.show.document import FILTERS, MARKER, Document, Figure, Section
 from collbench.show.markdown import MARKS
+from collbench.survive.encoding import encode_json
 
 if TYPE_CHECKING:
     import jinja2
@@ -285,7 +284,7 @@ def _is_wide(figure: Figure) -> bool:
 def _script_json(value: Any) -> str:
     """``value`` as JSON that may stand inside a script element. msgspec writes infinities and NaN
     as null."""
-    text = msgspec.json.encode(value).decode()
+    text = encode_json(value).decode()
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -298,7 +297,7 @@ def _pack_rows(rows: list[dict[str, Any]]) -> str:
         return ""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [_shorten_number(row.get(name)) for row in rows] for name in names}
-    return base64.b64encode(gzip.compress(msgspec.json.encode(columns), 6, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(encode_json(columns), 6, mtime=0)).decode()
 
 
 def _shorten_number(value: Any) -> Any:

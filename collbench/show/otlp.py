@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
-
 from collbench.core.version import __version__
 from collbench.machine import environment
 from collbench.show.document import Document, Gauge
+from collbench.survive.encoding import encode_json
 
 LINE_POINTS = 200  # data points of a line; the Collector reads lines of at most 1 MiB
 
@@ -35,7 +34,7 @@ def render_otlp(document: Document) -> str:
             metrics = {"scope": scope, "metrics": [_describe_metric(gauge, points)]}
             attributes = {"attributes": _list_attributes(resource)}
             resources = [{"resource": attributes, "scopeMetrics": [metrics]}]
-            lines.append(msgspec.json.encode({"resourceMetrics": resources}).decode() + "\n")
+            lines.append(encode_json({"resourceMetrics": resources}).decode() + "\n")
     return "".join(lines)
 
 

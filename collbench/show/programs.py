@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
 
-import msgspec
-
 from collbench.core.text import format_settings, inert_cell, plain_line, print_message
 from collbench.core.version import __version__
 from collbench.machine import environment
@@ -47,6 +45,7 @@ from collbench.show.words import (
     list_caveats,
     split_axes,
 )
+from collbench.survive.encoding import encode_json
 
 SUMMARY = (1 << 20) - 1000  # bytes; GitHub refuses summaries of a step of more than 1 MiB
 
@@ -56,7 +55,7 @@ ANNOTATIONS = 10  # of errors and of warnings that GitHub shows for a step
 
 def as_json(document: Document) -> str:
     """The document's values; infinite numbers are null."""
-    return msgspec.json.encode(document.values).decode()
+    return encode_json(document.values).decode()
 
 
 def as_csv(document: Document) -> str:
@@ -165,7 +164,7 @@ def in_github(document: Judgement, environ: Mapping[str, str]) -> None:
     if not summary:
         return
     try:
-        with Path(summary).open("a", encoding="utf-8") as file:
+        with Path(summary).open("a", encoding="utf-8", errors="replace") as file:
             room = SUMMARY - file.tell()
             if room < markdown.COMMENT:
                 print_message(f"{summary} is full, nothing added to it")
@@ -247,7 +246,7 @@ class Json(Gathered):
             "end": end,
         }
         # msgspec writes infinities as null
-        self._out.write(msgspec.json.encode(document).decode() + "\n")
+        self._out.write(encode_json(document).decode() + "\n")
         self._out.flush()
 
 

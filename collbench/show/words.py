@@ -64,7 +64,7 @@ OPTIONAL = (
 PLACES = {"out": "out of place", "in": "in place"}
 
 
-OWN = ("status", "note", "wrong", "checked", "rotation", "sync", "call_path_ns")
+OWN = ("status", "note", "wrong", "checked", "rotation", "cache", "sync", "call_path_ns")
 
 
 DERIVED = (  # fields of Derived, its TimeSummary and its Modes

@@ -28,6 +28,10 @@ Mode = Literal["isolated", "streaming", "graph", "host"]
 MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
 
 
+# in which -n is the number of calls that make a sample, and time decides how many samples there are
+BATCH_MODES: frozenset[Mode] = frozenset({"streaming", "graph"})
+
+
 MOST_RANKS = 1 << 20
 
 

@@ -368,7 +368,9 @@ FIELDS: tuple[Field, ...] = (
         text="auto",
     ),
     Field("policy", "cache", "choice", default="cold", choices=("cold", "hot")).option(
-        "--cache", "cold (buffers take turns) or hot (the same buffer).", text="cold"
+        "--cache",
+        "cold (buffers take turns) or hot (the same buffer).",
+        text="cold",
     ),
     Field("policy", "order", "choice", default="auto", choices=("auto", "size", "shuffled")).option(
         "--order", "Order of cases: shuffled, size or auto (size in streaming mode).", text="auto"

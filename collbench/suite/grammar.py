@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from collbench.core.errors import UsageError
-from collbench.core.text import UNITS
+from collbench.core.text import UNITS, readable_text
 from collbench.machine.variables import mask_text
 from collbench.suite.case import Limit, Setting
 
@@ -117,6 +117,11 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise UsageError(
                 f"{what}: '{setting}' is not NAME=VALUE[,VALUE…]", "for example NCCL_ALGO=Ring,Tree"
+            )
+        if readable_text(setting) != setting:
+            raise UsageError(
+                f"{what}: the value of {name} is not UTF-8, which no run's file keeps",
+                f"export {name} instead",
             )
         if mask_text(setting) != setting:
             raise UsageError(

@@ -426,3 +426,52 @@ def test_a_disk_that_fills_loses_no_line_that_was_written(tmp_path: Path) -> Non
     assert len(run_file.read_file(writer.path).worlds) == 2
     with pytest.raises(CannotRun):
         run_file.Writer(Path("/dev/full"), run)
+
+
+ONE_CASE = (
+    *("all_reduce", "--sizes", "64K", "-g", "2", "--place", "out", "--backend", "saboteur"),
+    *("--max-time", "1s", "--precision", "0.01%", "-T", "5"),
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        slow("stop", "is stopped (SIGSTOP)"),
+        slow("raise", "raised ArithmeticError: planted"),
+        slow("sleep", "hang in the same call"),
+    ],
+)
+def test_a_case_that_breaks_in_its_second_pass_keeps_its_first_and_is_taken_up_again(
+    warm: Warm, tmp_path: Path, what: str, words: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    env = {"PYTHONPATH": PATHS, "SABOTAGE": f"{what}-again:1:3", "SABOTAGE_RUN": str(path)}
+    done = warm(*ONE_CASE, "--output", str(path), **env)
+    assert done.returncode == Exit.TIMEOUT and words in done.stderr
+    assert "(case 1 of 1, again)" in done.stderr
+    (first,) = run_file.read_file(path).records
+    assert (first.status, first.stop) == ("ok", "cut") and len(first.times_ns) > 5
+    assert first.note.startswith("broke in its second pass: ") and words in first.note
+    assert f"continue with: collbench run --resume {path}" in done.stdout + done.stderr
+    resumed = warm("run", "--resume", str(path), **{**env, "SABOTAGE": "corrupt:9:9"})
+    assert resumed.returncode == Exit.OK, resumed.stderr
+    (last,) = run_file.read_file(path).records
+    assert (last.status, last.stop, last.note) == ("ok", "budget", "")
+    assert last.world > first.world
+
+
+@pytest.mark.slow
+def test_ranks_have_a_variable_that_is_not_utf_8_and_run_in_any_folder(
+    warm: Warm, tmp_path: Path
+) -> None:
+    odd = os.fsdecode(b"b\xffd")
+    (folder := tmp_path / odd).mkdir()
+    words = ("all_reduce", "--sizes", "64K", "-g", "2", "-n", "5", "--backend", "gloo,shm")
+    env = {"NCCL_ALGO": odd, "COLLBENCH_HOME": str(folder)}
+    done = warm(*words, **env)
+    assert done.returncode == Exit.OK, done.stderr
+    done = warm(*words, **env, TMPDIR=str(folder))
+    assert done.returncode == Exit.CANNOT_RUN
+    assert "has a path that is not UTF-8" in done.stderr and "set TMPDIR" in done.stderr

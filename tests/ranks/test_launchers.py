@@ -168,6 +168,51 @@ def test_slurm_on_two_nodes_that_are_not_alike(relay: Relay, bare: Server, tmp_p
     assert page.index("| node0 | node1 |") < page.index("Runs and machines")
 
 
+def cut_short(path: Path) -> bytes:
+    """The lines of a run's file without its last case and its End, as what is left of it."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    return path.read_bytes()
+
+
+def resume_under(relay: Relay, path: Path, *launch: str) -> subprocess.CompletedProcess[str]:
+    return ended([*launch, *relay.command, "run", "--resume", str(path)])
+
+
+def test_only_the_launcher_of_a_run_goes_on_with_it(
+    warm: Warm, relay: Relay, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    assert warm(*ARGS, "-g", "2", "--output", str(path)).returncode == 0
+    before_all = cut_short(path)
+    done = resume_under(relay, path, SRUN, "-n", "2")
+    assert done.returncode == 2 and path.read_bytes() == before_all, done.stderr
+    words = "its ranks were started by collbench on this machine, and would now be by srun"
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert warm("run", "--resume", str(path)).returncode == 0
+    assert len(measured(path).worlds) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "edit"), [(1, b"node1"), (2, b"elsewhere")], ids=["one host", "another host"]
+)
+def test_only_the_hosts_of_a_run_go_on_with_it(
+    relay: Relay, tmp_path: Path, nodes: int, edit: bytes
+) -> None:
+    """That all ranks are on one host the launcher says; another host is known once they have
+    met."""
+    needs_host_names()
+    path = tmp_path / "run.jsonl"
+    begun = ended([SRUN, "-N", "2", "-n", "2", *relay.command, *ARGS, "--output", str(path)])
+    assert begun.returncode == 0, begun.stderr
+    path.write_bytes(cut_short(path).replace(b'"host":"node1"', b'"host":"%s"' % edit))
+    done = resume_under(relay, path, SRUN, "-N", str(nodes), "-n", "2")
+    assert done.returncode == 2, done.stderr
+    assert f"its ranks were on node0 (1 rank), {edit.decode()} (1 rank), and would" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [record.status for record in run_file.read_file(path).records] == ["ok"]
+
+
 def agent_options(kind: str, node: int, port: int) -> list[str]:
     """What torchrun is told on a node, by each of its rendezvous."""
     if kind == "static":

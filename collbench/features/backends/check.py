@@ -136,7 +136,11 @@ def check_import(name: str) -> CheckRow:
     reader, word = ("resolve_backend", file.word) if file else ("backend_info", name)
     program = IMPORT_PROGRAM.format(heavy=HEAVY, reader=reader, word=word)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
@@ -350,7 +354,9 @@ def _check_again(right: Case) -> CheckRow:
     if right.row.reduces:
         command += ["-o", right.op]
     both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
         for _ in range(2)
     ]
     for process in both:

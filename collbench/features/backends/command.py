@@ -121,6 +121,7 @@ def check(options: CheckOptions) -> None:
 
 def new(options: NewOptions) -> None:
     """Write an example backend to start from, which passes `check`."""
+    from collbench.core.text import readable_text
     from collbench.run.backends import _skeleton
 
     path = options.path
@@ -130,7 +131,7 @@ def new(options: NewOptions) -> None:
         raise UsageError(f"{path} exists already", "name another file")
     text = Path(_skeleton.__file__).read_text()
     try:
-        path.write_text(text.replace("FILE.py", path.name))
+        path.write_text(text.replace("FILE.py", readable_text(path.name)), encoding="utf-8")
     except OSError as e:
         raise CannotRun(f"{path} cannot be written: {e.strerror}", "name another place") from e
     typer.echo(f"{path}: try it: collbench backends check ./{path.name} --quick")

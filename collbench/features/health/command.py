@@ -576,7 +576,12 @@ def run_hook(command: Sequence[str], text: str, seconds: float = HOOK_SECONDS) -
     name = f"--on-unhealthy {command[0]}"
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
         )
     except OSError as e:
         print_message(f"{name}: {e.strerror}")

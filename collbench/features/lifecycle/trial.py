@@ -29,6 +29,7 @@ from collbench.features.lifecycle.watching import (
     watch_fork,
     watch_life,
 )
+from collbench.machine import environment
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
@@ -54,7 +55,7 @@ class _Watcher:
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self._bench, self._case = bench, job.case
-        self._hosts = bench.control.collect(socket.gethostname())
+        self._hosts = bench.control.collect(environment.host_name())
         self._one_host = len(set(self._hosts)) == 1
         self._beat = partial(bench.board.beat, bench.rank)
         self._store: Any = None

@@ -168,12 +168,20 @@ class SizeOrder(_Found, frozen=True):
         return not self.varied
 
 
+SPENT = " s were spent"  # how what was left out for --budget ends
+
+
 class OrderFindings(_Found, frozen=True):
     """All sizes of a case; ``dropped`` says what was left out, and why."""
 
     sizes: list[SizeOrder] = []
     dropped: list[str] = []
     seconds: float = 0.0
+
+    @property
+    def undecided(self) -> list[str]:
+        """What --budget left no time for."""
+        return [text.rpartition(": ")[0] for text in self.dropped if text.endswith(SPENT)]
 
 
 def read_findings(record: Record) -> OrderFindings | None:

@@ -290,7 +290,10 @@ def _is_readable(findings: OrderFindings, n: int) -> bool:
 
 def _explain_nothing(record: Record, subject: SumOrder | None) -> UnmeasuredOrder:
     """A record without findings, and the reason that it gives."""
-    reason = record.note or ("nothing was found" if subject else "what it asked for is not known")
+    findings = read_findings(record)
+    dropped = "; ".join(findings.dropped) if findings else ""
+    nothing = "nothing was found" if subject else "what it asked for is not known"
+    reason = record.note or dropped or nothing
     return UnmeasuredOrder(record.case, subject, record.status, reason)
 
 

@@ -26,7 +26,14 @@ from collbench.features.order.calls import (
     count_pooled,
     count_varied,
 )
-from collbench.features.order.findings import OrderFindings, Piece, Proof, RankPieces, SizeOrder
+from collbench.features.order.findings import (
+    SPENT,
+    OrderFindings,
+    Piece,
+    Proof,
+    RankPieces,
+    SizeOrder,
+)
 from collbench.features.order.probing import FoundPiece, Prober
 from collbench.features.order.proving import (
     Predicted,
@@ -136,7 +143,7 @@ class OrderTrial:
         spent = time.monotonic() - self._began
         late = bool(self._bench.control.decide([int(spent > budget)])[0])
         if late:
-            self._dropped.append(f"{what}: {budget:g} s were spent")
+            self._dropped.append(f"{what}: {budget:g}{SPENT}")
         return late
 
     def _open(self, nbytes: int, in_place: bool, shift: int, probes: bool = False) -> _Call:

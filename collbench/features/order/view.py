@@ -14,10 +14,11 @@ from collbench.core.dtypes import DTYPES
 from collbench.core.sums.names import Names
 from collbench.core.text import format_count, plain_line
 from collbench.core.version import __version__
-from collbench.features.order.findings import Piece, RankPieces
+from collbench.features.order.findings import SPENT, Piece, RankPieces
 from collbench.features.order.judgement import (
     Dependence,
     JudgedOrder,
+    Judgement,
     Launch,
     Placed,
     UnmeasuredOrder,
@@ -117,8 +118,8 @@ def make_document(report: OrderReport) -> Document:
     results = [*_describe_requirements(report.requirements), *_describe_likenesses(report)]
     machine = plain_line(" · ".join([f"collbench {__version__}", *describe_machine(file)]))
     nothing = [] if judgement.orders or unmeasured else ["no order was looked for in this run"]
-    brief = [*caveats, *answers, *results, *nothing, *body, *unmeasured]
-    brief.insert(len(caveats) + len(answers) + len(results), tone_text(machine, "quiet"))
+    first = [*caveats, *_describe_undecided(judgement), *answers, *results]
+    brief = [*first, tone_text(machine, "quiet"), *nothing, *body, *unmeasured]
     return Document(
         title=f"Orders of additions, {file.run.id}",
         brief=brief,
@@ -142,6 +143,22 @@ def make_section(view: View) -> Section | None:
     if not tables:
         return None
     return Section(name="order", title="Orders of additions", sentences=sentences, tables=tables)
+
+
+def _describe_undecided(judgement: Judgement) -> Iterator[Block]:
+    """That nothing was decided; else what --budget left undecided."""
+    if not judgement.orders:
+        if judgement.unmeasured:
+            yield tone_text("Nothing was decided: no order was found.", "notice", strong=True)
+        return
+    launches = [launch for order in judgement.orders for launch in order.launches]
+    undecided = dict.fromkeys(text for launch in launches for text in launch.findings.undecided)
+    lost = [case for case in judgement.unmeasured if case.reason.endswith(SPENT)]
+    parts = [*undecided, *([format_count(len(lost), "case")] if lost else [])]
+    if parts:
+        shown = ", ".join(parts[:MAX_NAMED]) + ", and more" * (len(parts) > MAX_NAMED)
+        text = f"Only a part was decided: --budget left no time for {shown}."
+        yield tone_text(text, "notice", strong=True)
 
 
 def _list_answers(orders: Sequence[JudgedOrder]) -> list[Block]:
@@ -361,7 +378,8 @@ def _describe_unmeasured(cases: Iterable[UnmeasuredOrder]) -> Iterator[Block]:
         what = f"{subject.collective}, {subject.dtype}, {subject.op}" if subject else case.subject
         env = " ".join(f"{name}={value}" for name, value in case.env)
         label = ", ".join(filter(None, [what, case.label, env]))
-        text = f"{label}: {unmeasured.status}: {unmeasured.reason}"
+        status = "not decided" if unmeasured.status == "ok" else unmeasured.status
+        text = f"{label}: {status}: {unmeasured.reason}"
         tone: Tone = "bad" if unmeasured.status in ("failed", "wrong") else "notice"
         yield tone_text(plain_line(text), tone)
 

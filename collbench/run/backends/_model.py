@@ -8,12 +8,12 @@ the same network. Records made here are marked predicted.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 
 from collbench.core import algorithms, simulate, splits
 from collbench.core.errors import CollbenchError
 from collbench.core.network import Link, Network
+from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import RankInfo, Record
@@ -71,7 +71,7 @@ class Predicted(World):
 
     def _predict(self, plan: Plan, on_line: Hear) -> None:
         ranks = [
-            RankInfo(rank=r, host=socket.gethostname(), pid=0, cpus=[], device="model")
+            RankInfo(rank=r, host=environment.host_name(), pid=0, cpus=[], device="model")
             for r in range(plan.n)
         ]
         on_line(

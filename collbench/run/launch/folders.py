@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from collbench.core.errors import RunBroken
+from collbench.core.errors import CannotRun, RunBroken
+from collbench.core.text import readable_text
 
 PREFIX = "collbench-tmp-"
 
@@ -23,7 +24,8 @@ PREFIX = "collbench-tmp-"
 @contextmanager
 def make_private() -> Iterator[Path]:
     """A new folder, this process's alone, which goes with all that is in it. Raises RunBroken where
-    the one above it was removed."""
+    the one above it was removed, CannotRun where that has no path that libraries take."""
+    refuse_unreadable_folder(tempfile.gettempdir())
     sweep_folders(Path(tempfile.gettempdir()))
     opened = None
     while opened is None:
@@ -38,6 +40,15 @@ def make_private() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(opened)
+
+
+def refuse_unreadable_folder(path: str) -> None:
+    """Raises CannotRun where a path is not UTF-8, as which libraries take it."""
+    if readable_text(path) != path:
+        raise CannotRun(
+            f"the folder of temporary files, {path}, has a path that is not UTF-8",
+            "set TMPDIR to another",
+        )
 
 
 def hold_folder(folder: Path) -> int | None:

@@ -141,6 +141,7 @@ def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str
             env=settings,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=ASK_SECONDS,
         )

@@ -47,7 +47,7 @@ from collbench.survive.signals import interrupts
 
 if TYPE_CHECKING:
     from collbench.run.jobs import Plan
-    from collbench.run.rank.control import Control
+    from collbench.run.rank.control import Control, Store
     from collbench.run.rank.worker import Place
 
 
@@ -318,7 +318,12 @@ class Joined(World):
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
+        self.launcher = member.launcher
         self.opened = 0  # worlds so far
+
+    def list_hosts(self, n: int) -> list[str]:
+        """This host for each of n ranks, where the launcher says that all are here; else empty."""
+        return super().list_hosts(n) if self._member.local_n == self._member.n else []
 
     def load(self) -> dict[str, Load]:
         """Empty: ranks that the launcher has started run already."""
@@ -333,25 +338,23 @@ class Joined(World):
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before.
         Ranks that agree that a world does not open go on with the next."""
         divert_stdout()
-        from collbench.run.jobs import Plan
         from collbench.run.rank import worker
         from collbench.run.rank.control import Store
 
         with hold_meeting(self._member, self._seconds) as meeting:
-            timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
-            timer.daemon = True
-            timer.start()
-            setup = self._make_setup(meeting.connection.hosts)
-            store = Store(meeting.connection)
-            control = worker.connect_control(setup, store)
+            listener.met(meeting.connection.hosts)
+            store = Store(meeting.connection)  # which lives as long as any process group
+            try:
+                setup, control, board, line, agreed = self._agree_on_plans(
+                    meeting, store, plans, listener
+                )
+            except Exception as e:
+                if isinstance(e, CollbenchError) or not says_peer_is_gone(first_line(e)):
+                    raise
+                who = f"rank {self._member.rank} of {self._member.n} on {environment.host_name()}"
+                raise RunBroken(f"{who} {_blame_rank(e, meeting)}") from e
             member = self._member._replace(local_rank=setup.local_rank, local_n=setup.local_n)
-            board = shared_board(member, control)
-            line = _add_facts(
-                _collect_hosts(control, setup, meeting.connection.hosts), listener.accept
-            )
-            agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
-            timer.cancel()
-            for plan in msgspec.convert(agreed, list[Plan]):
+            for plan in agreed:
                 os.environ.update(plan.env)
                 watch = MemberWatch(board, member, meeting, plan, listener)
                 watch.start()
@@ -375,6 +378,27 @@ class Joined(World):
                     watch.end()
         mpi_library.finalise_at_exit()
 
+    def _agree_on_plans(
+        self, meeting: Meeting, store: Store, plans: Sequence[Plan], listener: Listener
+    ) -> tuple[Place, Control, Board, Hear, list[Plan]]:
+        """The plans of rank 0, once all ranks have reached each other within ``seconds``, and with
+        what they are run: setup, control group, board, and who hears a line."""
+        from collbench.run.jobs import Plan
+        from collbench.run.rank import worker
+
+        timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
+        timer.daemon = True
+        timer.start()
+        hosts = meeting.connection.hosts
+        setup = self._make_setup(hosts)
+        control = worker.connect_control(setup, store)
+        member = self._member._replace(local_rank=setup.local_rank, local_n=setup.local_n)
+        board = shared_board(member, control)
+        line = _add_facts(_collect_hosts(control, setup, hosts), listener.accept)
+        agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
+        timer.cancel()
+        return setup, control, board, line, msgspec.convert(agreed, list[Plan])
+
     def _make_setup(self, hosts: list[str]) -> Place:
         from collbench.run.rank import worker
 
@@ -393,9 +417,12 @@ class Joined(World):
             os._exit(Exit.TIMEOUT)
 
 
-def follow_rank_0(member: Membership, seconds: float) -> Exit:
+def follow_rank_0(
+    member: Membership, seconds: float, met: Callable[[list[str]], None] = lambda hosts: None
+) -> Exit:
     """Take part as a rank that has nothing to plan, print or keep. Returns the exit code, which
-    tells as rank 0's whether no world opened, or one broke. Raises as Joined.run."""
+    tells as rank 0's whether no world opened, or one broke. Raises as Joined.run, and what ``met``
+    raises (Listener)."""
     interrupts.leave_to_the_system()
     first = f"rank {member.rank - member.local_rank} on "  # of this host, and its voice
 
@@ -405,7 +432,7 @@ def follow_rank_0(member: Membership, seconds: float) -> Exit:
 
     unopened: list[CollbenchError] = []
     listener = Listener(
-        lambda line: None, hung=hung, unopened=lambda plan, error: unopened.append(error)
+        lambda line: None, hung=hung, unopened=lambda plan, error: unopened.append(error), met=met
     )
     joined_ranks = Joined(member, seconds)
     try:

@@ -44,6 +44,7 @@ from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
 from collbench.suite.policy import Policy
 from collbench.survive import streams
+from collbench.survive.encoding import encode_json
 
 LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
 
@@ -267,7 +268,7 @@ class Forked:
 
 def as_json(value: object) -> str:
     """A struct or plain value as one line of JSON."""
-    return msgspec.json.encode(value).decode()
+    return encode_json(value).decode()
 
 
 def _read_lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, bytes]]:

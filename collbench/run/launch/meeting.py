@@ -44,6 +44,7 @@ from collbench.run.launch.board import (
     process_state,
     select_behind,
 )
+from collbench.survive.encoding import encode_json
 from collbench.survive.signals import STOPPING
 
 HELLO_SECONDS = 5.0
@@ -194,7 +195,7 @@ class Seal:
 
     def line(self, message: msgspec.Struct) -> bytes:
         """A message as a line with its seal. Raises ValueError where it is too long."""
-        body = msgspec.json.encode(message)
+        body = encode_json(message)
         if len(body) > LINE_LIMIT - 80:
             raise ValueError(
                 f"a message of {len(body)} bytes is over the limit of {LINE_LIMIT - 80}"
@@ -289,7 +290,7 @@ class MeetingServer:
         task.add_done_callback(self._tasks.discard)
 
     def _tell_news(self, news: News) -> None:
-        self._news.write(msgspec.json.encode(news) + b"\n")
+        self._news.write(encode_json(news) + b"\n")
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Tell rank 0 of an error that nobody has foreseen."""

@@ -32,6 +32,7 @@ from collbench.run.launch.board import Board
 from collbench.run.launch.children import bound_command, die_with_parent, module_command
 from collbench.run.launch.forkserver import Adopt, Note, Parent, leave_process
 from collbench.survive import streams
+from collbench.survive.encoding import encode_json
 from collbench.survive.signals import interrupts
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
@@ -339,7 +340,7 @@ def _live_as_rank(rank: int, board: Board, at: socket.socket) -> int:
     except Exception as e:
         from collbench.run.launch.world import Failure, Said
 
-        at.sendall(msgspec.json.encode(Said(error=Failure.of(e))) + b"\n")
+        at.sendall(encode_json(Said(error=Failure.of(e))) + b"\n")
         return 1
     return worker.local_rank(rank, board, at)
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun
-from collbench.core.text import print_message
+from collbench.core.errors import CannotRun, UsageError
+from collbench.core.text import print_message, readable_text
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record, World
@@ -122,6 +122,10 @@ class Places(FreshRanks):
     def among(self, n: int) -> list[Seat]:
         """n of the seats, in the order of ranks."""
         return self.seats[:n]
+
+    def list_hosts(self, n: int) -> list[str]:
+        """The host of each of n seats, in the order of ranks."""
+        return [seat.node.host for seat in self.among(n)]
 
     def lost(self) -> str:
         """The ranks that nothing is heard of, in words; "" where there are none."""
@@ -245,6 +249,11 @@ def make_instructions(
     of all ranks beside it, so that they can reach each other's memory."""
     world, key = secrets.token_hex(8), secrets.token_hex(16)
     common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
+    if unreadable := [name for name, value in common.items() if readable_text(value) != value]:
+        raise UsageError(
+            f"{unreadable[0]}: its value is not UTF-8, and cannot be passed to other hosts",
+            f"unset {unreadable[0]}, or give it another value",
+        )
     instructions = []
     for rank, seat in enumerate(seats):
         neighbours = _select_beside(seat, seats)

@@ -9,6 +9,7 @@ line closes, however that happens, or when nothing comes by it for a time.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -147,7 +148,9 @@ class HostLink:
                 f"--launcher ssh: cannot run {plain_line(words[0])}: {e.strerror}",
                 HINTS[e.errno] if e.errno in LIMITS else install,
             ) from e
-        self._send_bytes(BOOT.encode() + msgspec.json.encode(self._make_orders(patience)) + b"\n")
+        # json has a way to write a path or a value that is not UTF-8
+        orders = json.dumps(self._make_orders(patience))
+        self._send_bytes(f"{BOOT}{orders}\n".encode())
         self._reading_errors = self._start_thread(self._read_errors)
         self._start_thread(self._write)
         self._start_thread(self._read)

@@ -25,6 +25,7 @@ from collbench.run.launch.board import Phase
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.survive.crash import MEMORY_HINT, describe_error, is_out_of_memory
+from collbench.survive.encoding import encode_json
 
 LINE_LIMIT = 256 << 20
 
@@ -49,7 +50,8 @@ class Listener(NamedTuple):
     world of joined ranks; ``lost`` hears of a plan that broke before the error is raised.
     ``unopened`` hears of a plan whose world did not open: CannotRun where it cannot, RunBroken
     where a rank broke; the plans after it run, unless it raises. Of joined ranks that stand still
-    ``hung`` hears, in another thread, just before the process ends.
+    ``hung`` hears, in another thread, just before the process ends; of the host of each ``met``
+    hears, before any plan runs.
     """
 
     line: Hear
@@ -60,6 +62,7 @@ class Listener(NamedTuple):
     turn: Callable[[int], object] = lambda job: None
     interim: Callable[[types.Record], None] = lambda record: None
     unopened: Callable[[Plan, CollbenchError], None] = end_run
+    met: Callable[[list[str]], None] = lambda hosts: None
 
     def accept(self, line: types.World | types.Record) -> None:
         """Tell who is to hear of it."""
@@ -70,6 +73,12 @@ class Listener(NamedTuple):
 
 class World(Protocol):
     """Where plans run. What a kind of world does not say otherwise is true of this machine."""
+
+    launcher: str = "local"  # of the ranks, as the lines of their worlds have it
+
+    def list_hosts(self, n: int) -> list[str]:
+        """The host of each of n ranks; empty where it is not known before they have met."""
+        return [environment.host_name()] * n
 
     def environment(self) -> dict[str, Any]:
         """The machine of rank 0, and the git repository that the command runs in."""
@@ -162,7 +171,7 @@ class Channel(NamedTuple):
 
     def send(self, message: Said) -> None:
         """Send a message."""
-        self.sink.write(msgspec.json.encode(message) + b"\n")
+        self.sink.write(encode_json(message) + b"\n")
         self.sink.flush()
 
     def line(self, line: types.World | types.Record) -> None:

@@ -20,6 +20,7 @@ from collbench.core.errors import CannotRun
 from collbench.core.groups import Groups
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.meeting import Request
+from collbench.survive.encoding import encode_json
 
 JSON_LIMIT = 64 << 20  # a plan of 100,000 cases is about 40 MB
 
@@ -121,7 +122,7 @@ class Control:
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's JSON-able value, at every rank."""
-        payload = msgspec.json.encode(value) if self.rank == 0 else b""
+        payload = encode_json(value) if self.rank == 0 else b""
         (length,) = self.decide([len(payload)])
         if length > JSON_LIMIT:
             raise ValueError(
@@ -136,7 +137,7 @@ class Control:
 
     def collect(self, value: Any) -> list[Any]:
         """Every rank's JSON-able value, in rank order, at every rank."""
-        payload = msgspec.json.encode(value)
+        payload = encode_json(value)
         message = len(payload).to_bytes(8, "little") + payload
         everyone = self._everyones(message, SHORT)
         lengths = [int.from_bytes(text[:8], "little") for text in everyone]

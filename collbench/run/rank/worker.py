@@ -317,7 +317,7 @@ class Worker:
         common: GlobalClock | None,
     ) -> World:
         setup = self.setup
-        host, device = socket.gethostname(), gpu.describe_device(self._backend.device)
+        host, device = environment.host_name(), gpu.describe_device(self._backend.device)
         own_cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         members = self._group.members if self._plan.groups else range(self._plan.n)
         rank_info = [

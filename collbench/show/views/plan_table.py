@@ -19,7 +19,7 @@ MOST_PLANNED = 1000  # lines of --dry-run
 PLANNED = (
     "moved/call: what the busiest rank sends or receives in a call",
     "memory/rank: buffers, and 256 MiB for Python and libraries",
-    "buffers: send/receive pairs used in rotation, so that data is not cached",
+    "buffers: send/receive pairs that take turns, 64 at most: small data may stay in a cache",
 )
 
 

@@ -4,11 +4,9 @@ lines; plans, and lists of runs."""
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from collbench.core import algorithm_files
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.core.version import __version__
 from collbench.records import store
@@ -25,8 +23,10 @@ from collbench.records.flags import (
     look_up,
 )
 from collbench.records.origins import FAKE
+from collbench.records.run_file import is_unfinished
 from collbench.records.types import Run, World
 from collbench.run.reporter import Gathered, Outcome
+from collbench.run.resumption import format_command
 from collbench.show.busy import describe_run_load
 from collbench.show.document import (
     Cell,
@@ -289,11 +289,11 @@ def describe_saved(run: Gathered) -> list[Words]:
         return [tone_text("not saved")]
     ours = run.path.parent == store.home_folder() / "runs"
     lines = ["saved: " + code_text(plain_line(run.path.stem if ours else str(run.path)))]
-    if run.ended and run.ended.exit and len(run.arrived) < len(run.cases):
-        name = "@last" if ours else shlex.quote(str(run.path))
-        files = ",".join(algorithm_files.list_words(run.run.command))
-        more = f" --algo {shlex.quote(files)}" if files else ""
-        command = f"collbench run --resume {name}{more}"
+    is_partial = len(run.arrived) < len(run.cases) or any(
+        is_unfinished(record) for record, _ in run.outcomes
+    )
+    if run.ended and run.ended.exit and is_partial:
+        command = format_command(run.run, "@last" if ours else str(run.path))
         lines.append("continue with: " + code_text(plain_line(command)))
     return lines
 

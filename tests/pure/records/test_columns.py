@@ -12,12 +12,12 @@ size count dtype op root in_place mode env splits background align groups group 
 unfit ungated flags cycles cycles_left_out median lo hi algbw busbw wirebw wire moves samples
 n_eff min mean max mad p95 p99 t_glob host device skew arrival control absorbed clock_error
 overhead severe_outliers late_rank late_share slow_rank modes mode_share preempted lateness
-chose checked wrong sync rotation call_path_ns
+chose checked wrong sync rotation cache call_path_ns
 """
 TABLE = """
 collective backend n nbytes algorithm dtype op root in_place mode env splits align cycle groups
 group of arrival step background implementation count size order status note wrong checked
-rotation sync call_path_ns samples n_eff median lo hi min mean max mad p95 p99 t_glob skew
+rotation cache sync call_path_ns samples n_eff median lo hi min mean max mad p95 p99 t_glob skew
 overhead algbw busbw severe_outliers late_rank modes flags gateable lateness host device chose
 wirebw clock_error slow_rank control sensitive absorbed mode_share in_stretches wire carried
 moves late_share

@@ -215,11 +215,15 @@ def test_a_case_is_visited_again_for_the_sake_of_any_of_its_groups(passes: TwoPa
 
 
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
-    passes.open_plan(planned(*SMALL[:2]))
-    for what in SMALL[:2]:
+    passes.open_plan(planned(*SMALL))
+    for what in SMALL:
         passes.accept(scattered(what, 0.5))
     passes.next_jobs()
-    assert passes.accept(Record(case=SMALL[0], status="failed", note="rank 1 was killed")) is None
+    broken = passes.accept(Record(case=SMALL[0], status="failed", note="rank 1 was killed"))
+    assert broken is not None and (broken.status, broken.stop, broken.again) == ("ok", "cut", True)
+    assert broken.note == "broke in its second pass: rank 1 was killed"
+    assert len(broken.times_ns) == 60
+    assert passes.accept(Record(case=SMALL[2], status="skipped", note="needs 9 MiB")) is None
     wrong = passes.accept(Record(case=SMALL[1], status="wrong", wrong=3))
     assert wrong is not None and wrong.again and wrong.status == "wrong"
 
@@ -267,6 +271,31 @@ def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: TwoPassPac
     passes.next_jobs()
     assert passes.accept(Record(case=SMALL[0], **NONE)) is None  # type: ignore[arg-type]
     assert passes.next_jobs() == []
+
+
+def test_a_case_without_a_valid_sample_whose_rank_dies_in_its_second_pass_says_so(
+    passes: TwoPassPace,
+) -> None:
+    passes.open_plan(planned(SMALL[0]))
+    passes.accept(Record(case=SMALL[0], **NONE))  # type: ignore[arg-type]
+    passes.next_jobs()
+    broken = passes.accept(Record(case=SMALL[0], status="failed", note="rank 1 was killed"))
+    assert broken is not None and (broken.status, broken.again) == ("failed", True)
+    assert (broken.note, broken.invalid) == ("rank 1 was killed", NONE["invalid"])
+
+
+def test_a_group_that_was_narrow_enough_stands_where_its_second_visit_breaks(
+    passes: TwoPassPace,
+) -> None:
+    leader = msgspec.structs.replace(SMALL[0], groups="mod:2", of=2)
+    passes.open_plan(planned(leader))
+    for what in leader.siblings:
+        wide = (0.5, "budget") if what.is_leader else (0.001, "converged")
+        passes.accept(scattered(what, *wide))
+    passes.next_jobs()
+    for what in leader.siblings:
+        broken = passes.accept(Record(case=what, status="failed", note="rank 1 was killed"))
+        assert (broken.stop if broken else "stands") == ("cut" if what.is_leader else "stands")
 
 
 class Clock:

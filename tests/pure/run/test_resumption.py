@@ -9,7 +9,10 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.types import RunFile
 from collbench.run import resumption
+from collbench.run.launch.local import Launcher
+from collbench.run.order import Order, prepare_order
 
 
 def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
@@ -37,3 +40,59 @@ def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: s
     path = factories.saved(factories.make_file([], suite=suite), tmp_path)
     with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
         resumption.find_resumable(str(path))
+
+
+@pytest.mark.parametrize("undone", [{"status": "failed"}, {"stop": "cut"}])
+def test_a_group_that_is_not_done_is_measured_again_with_the_one_that_leads(
+    undone: dict[str, str],
+) -> None:
+    suite = factories.suite(backends=("gloo",), groups="mod:2")
+    every, _ = suite.expand()
+    other, leader = next(case for case in every if case.is_leader).siblings
+    done = [factories.record(case) for case in every if case != other]
+    file = factories.make_file([factories.record(other, **undone), *done], suite=suite)
+    prepared = prepare_order(Order(suite=suite, command=(), resumed=file))
+    assert [job.case for job in prepared.jobs] == [leader]
+    (plan,) = resumption.Resumption(file).plan_remaining(prepared.jobs, suite.policy)
+    assert [job.case for job in plan.jobs] == [leader]
+
+
+def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunFile:
+    ranks = factories.ranks(hosts)
+    world = factories.world(0, n=len(hosts), launcher=launcher, ranks=ranks, backend=backend)
+    return factories.make_file([], worlds=[world])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("ssh", "local"), ("local", "ssh"), ("mpirun (Open MPI)", "local"), ("srun", "torchrun")],
+)
+def test_ranks_of_another_launcher_do_not_go_on_with_a_run(before: str, now: str) -> None:
+    file = resume_world(before, ["a", "a"])
+    with pytest.raises(UsageError, match="its ranks were started by"):
+        resumption.refuse_another_launcher(file, now, lambda n: ["a"] * n)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend"), [("local", "gloo"), ("local", "mpi"), ("none", "model")]
+)
+def test_ranks_that_collbench_started_here_go_on_here(launcher: str, backend: str) -> None:
+    here = Launcher()
+    file = resume_world(launcher, ["a", "a"], backend)
+    resumption.refuse_another_launcher(file, here.launcher, here.list_hosts)
+
+
+@pytest.mark.parametrize("now", [["a", "b"], ["b", "b", "a", "a"], ["a"] * 4, ["a", "a", "c", "c"]])
+def test_ranks_on_other_hosts_do_not_go_on_with_a_run(now: list[str]) -> None:
+    file = resume_world("ssh", ["a", "a", "b", "b"][: len(now)])
+    with pytest.raises(UsageError, match=r"its ranks were on a \(2 ranks\)"):
+        resumption.refuse_other_hosts(file, now)
+
+
+def test_hosts_that_are_the_same_or_not_known_or_one_under_a_new_name_go_on() -> None:
+    file = resume_world("ssh", ["a", "b"])
+    resumption.refuse_other_hosts(file, ["a", "b"])
+    resumption.refuse_other_hosts(file, [])
+    resumption.refuse_other_hosts(resume_world("local", ["a", "a"]), ["box", "box"])
+    nameless = factories.make_file([], worlds=[factories.world(n=2)])
+    resumption.refuse_other_hosts(nameless, ["a", "b"])

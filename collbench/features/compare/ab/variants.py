@@ -289,6 +289,7 @@ def _run_git(arguments: Sequence[str], where: Path, trouble: str, hint: str = ""
             env=_git_environment(),
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             check=False,
         )
     except FileNotFoundError:

@@ -17,6 +17,7 @@ from collbench.features.health.history.nights import Night, Series
 from collbench.features.health.history.ways import find_current
 from collbench.machine import environment
 from collbench.records import stats
+from collbench.survive.encoding import encode_json
 
 SCHEMA = 1
 
@@ -109,7 +110,7 @@ def _make_baseline(
 
 def render_baseline(baseline: Baseline) -> str:
     """The text of a file for a repository: a line a field, so that differences can be read."""
-    return msgspec.json.format(msgspec.json.encode(baseline), indent=2).decode() + "\n"
+    return msgspec.json.format(encode_json(baseline), indent=2).decode() + "\n"
 
 
 def read_baseline(path: Path) -> Baseline:

@@ -20,7 +20,7 @@ import msgspec
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import print_message
+from collbench.core.text import print_message, readable_text
 from collbench.features.health.history import nights
 from collbench.features.health.history.baselines import Baseline
 from collbench.features.health.history.nights import (
@@ -42,6 +42,7 @@ from collbench.records.machines import name_machine
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.sweep import Part
+from collbench.survive.encoding import encode_json
 
 T = TypeVar("T")
 
@@ -389,11 +390,18 @@ def _insert(to: sqlite3.Connection, table: str, lines: list[dict[str, Any]]) -> 
     columns = lines[0].keys()
     places = ", ".join(f":{column}" for column in columns)
     statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
-    return to.executemany(f"{statement} ON CONFLICT DO NOTHING", lines).rowcount
+    texts = [
+        {
+            name: readable_text(value) if isinstance(value, str) else value
+            for name, value in line.items()
+        }
+        for line in lines
+    ]
+    return to.executemany(f"{statement} ON CONFLICT DO NOTHING", texts).rowcount
 
 
 def _encode_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return encode_json(value).decode()
 
 
 def _decode_case(spec: str) -> Case | None:

@@ -29,6 +29,7 @@ from collbench.cli.families import (
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, Exit
 from collbench.core.text import plain_line
+from collbench.survive.encoding import encode_json
 
 if TYPE_CHECKING:
     from collbench.features.health.findings import Finding
@@ -121,7 +122,6 @@ def locate(options: LocateOptions) -> None:
 
 def _show_found(result: Found, output_format: str, one_way: str) -> None:
     """Prints what was found, and last the command that tells in which direction it is slow."""
-    import msgspec
 
     from collbench.suite.faults import describe_planted
 
@@ -133,7 +133,7 @@ def _show_found(result: Found, output_format: str, one_way: str) -> None:
             "located": result.located,
             "findings": result.findings,
         }
-        typer.echo(msgspec.json.encode(content).decode())
+        typer.echo(encode_json(content).decode())
         return
     advice = [f"{finding.what}: {finding.advice}" for finding in result.findings]
     next_step = f"which direction is slow: {one_way}" if advice else ""

@@ -37,6 +37,7 @@ from collbench.features.traces.types import (
     Unread,
 )
 from collbench.features.training.step import KINDS, MOST_RANKS, POINT_TO_POINT, Whole
+from collbench.survive.encoding import encode_json
 
 FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
@@ -103,16 +104,15 @@ class Writer:
     def __init__(self, path: Path, about: RankTrace) -> None:
         files.refuse_foreign_file(path, MARK, "another folder")
         self._path = path.absolute()  # the job may go to another folder
-        self._encoder = msgspec.json.Encoder()
         self._file = files.open_private(path)
-        head = self._encoder.encode(replace(about, calls=())).decode()
+        head = encode_json(replace(about, calls=())).decode()
         self._file.write(f"{{{MARK}:1,{head[1:]}\n")
         self._file.flush()
 
     def write(self, lines: Iterable[Call | Note]) -> None:
         """Write these lines and hand them to the operating system."""
         self._return_to_its_path()
-        self._file.writelines(self._encoder.encode(line).decode() + "\n" for line in lines)
+        self._file.writelines(encode_json(line).decode() + "\n" for line in lines)
         self._file.flush()
 
     def _return_to_its_path(self) -> None:

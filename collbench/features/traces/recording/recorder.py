@@ -51,7 +51,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from collbench.core import files
 from collbench.core.errors import first_line
-from collbench.core.text import print_message
+from collbench.core.text import print_message, readable_text
 from collbench.features.traces.formats import own
 from collbench.features.traces.recording.interception import (
     Arguments,
@@ -418,7 +418,7 @@ def _describe_rank(device: str) -> RankTrace:
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     backend = backends.get(device, str(dist.get_backend()))
     rank, world = dist.get_rank(), dist.get_world_size()
-    return RankTrace(rank, world, host=socket.gethostname(), backend=backend)
+    return RankTrace(rank, world, host=readable_text(socket.gethostname()), backend=backend)
 
 
 class Waiting(NamedTuple):

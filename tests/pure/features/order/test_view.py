@@ -60,6 +60,29 @@ def test_the_answer_is_the_first_line() -> None:
     assert text.startswith("The order changes at 368 B, so that the same numbers can give")
 
 
+def test_that_nothing_was_decided_is_the_first_line() -> None:
+    spent = order_record(dropped=["sizes from 64 B on: 5 s were spent"])
+    report = make_order_report(order_file(spent))
+    text = terminal.render_text(views.make_document(report), 120)
+    assert text.startswith("Nothing was decided: no order was found.\n")
+    assert "not decided: sizes from 64 B on: 5 s were spent" in text
+    assert report.exit == 3
+
+
+def test_that_only_a_part_was_decided_is_the_first_line() -> None:
+    left_out = ["sizes from 1,024 B on: 5 s were spent", "in place: the library refuses"]
+    text = terminal.render_text(of_records(order_record(size_order(64), dropped=left_out)), 120)
+    first = "Only a part was decided: --budget left no time for sizes from 1,024 B on.\n"
+    assert text.startswith(first)
+
+
+def test_a_case_without_time_beside_one_that_was_decided_is_told() -> None:
+    decided = order_record(size_order(64), op="sum")
+    spent = order_record(dropped=["sizes from 64 B on: 5 s were spent"], op="avg")
+    text = terminal.render_text(of_records(decided, spent), 120)
+    assert text.startswith("Only a part was decided: --budget left no time for 1 case.\n")
+
+
 def test_sizes_of_one_order_are_one_line() -> None:
     _, _, first, second = table(*BISECTED)
     assert first.startswith("4 to 364 B ") and LINEAR in first

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from factories import case, record, run, world
 
-from collbench.core.errors import Exit
+from collbench.core.errors import Exit, RunBroken
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
 from collbench.run.jobs import Plan
@@ -227,3 +228,22 @@ def test_a_rank_that_only_left_first_is_not_accused_where_one_is_stopped() -> No
     ):
         meeting = join.Meeting(At(stopped=stopped), gone)  # type: ignore[arg-type]
         assert join._blame_rank(peer, meeting) == words
+
+
+def test_a_rank_that_loses_rank_0_before_any_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault of collbench's: exit code 4, and no traceback."""
+    meeting = SimpleNamespace(
+        host=None,
+        gone=lambda: "rank 0 on h0",
+        connection=SimpleNamespace(hosts=["h0", "h1"], stopped=lambda: ""),
+    )
+
+    def lose(*_: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(join, "hold_meeting", lambda *_: nullcontext(meeting))
+    monkeypatch.setattr(join, "divert_stdout", lambda: None)
+    monkeypatch.setattr(join.Joined, "_agree_on_plans", lose)
+    ranks = join.Joined(Membership("srun", 1, 2, 0, 1), 5.0)
+    with pytest.raises(RunBroken, match=r"rank 1 of 2 on .* lost rank 0 on h0"):
+        ranks.run([], Listener(lambda line: None))

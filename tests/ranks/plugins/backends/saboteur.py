@@ -8,7 +8,8 @@ there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse
 bytes; ``lazy`` has every rank do nothing from that call on; ``straggle:RANK:0`` has a rank come
 2 ms late to every call, outside the clock, ``never-in-time`` voids every sample, ``blind:RANK:0``
 has a rank's check find nothing. With ``-each`` behind it (lazy-each)
-a fault is planted in every case, whose calls are counted by themselves.
+a fault is planted in every case, whose calls are counted by themselves. With ``-again`` behind it,
+calls count once the run's file, $SABOTAGE_RUN, has a record: of one case, in its second pass.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Sabotage:
     def plan(self) -> None:
         told = os.environ.get("SABOTAGE") or Path(os.environ["SABOTAGE_FILE"]).read_text()
         what, rank, call = told.split(":")
-        self._what, self._at_rank, self._at_call = what.removesuffix("-each"), int(rank), int(call)
-        self._by_case = what.endswith("-each")
+        self._what = what.removesuffix("-each").removesuffix("-again")
+        self._at_rank, self._at_call = int(rank), int(call)
+        self._by_case, self._again = what.endswith("-each"), what.endswith("-again")
         self._calls: Counter[Case | None] = Counter()
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
@@ -62,6 +64,8 @@ class Sabotage:
         if (
             not self._mine and self._what != "lazy"
         ) or case.nbytes < 64:  # the library is probed with a few elements: leave that alone
+            return call
+        if self._again and '"line":"record"' not in Path(os.environ["SABOTAGE_RUN"]).read_text():
             return call
 
         counted = case if self._by_case else None

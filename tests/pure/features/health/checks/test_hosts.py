@@ -95,6 +95,14 @@ def test_a_failed_case_is_critical(note: str, who: str) -> None:
     assert verdict.state == "unhealthy"
 
 
+def test_a_case_that_broke_in_its_second_pass_is_critical() -> None:
+    """Though the samples of its first stand."""
+    note = "broke in its second pass: rank 3 on node3 was killed"
+    verdict = judged(in_row(stop="cut", note=note))
+    assert [found[2] for found in blamed(verdict, "completeness")] == ["node3:3"]
+    assert verdict.state == "unhealthy"
+
+
 def test_a_case_that_was_disturbed_all_the_time_is_told_and_no_fault() -> None:
     verdict = judged(in_row(status="failed", note="no valid sample (3 x late start)", times_ns=[]))
     told = {one.check: one for one in verdict.checks}
