@@ -288,6 +288,24 @@ RUNS = (
         )
     ),
     Scenario(
+        "workload of a pipeline, whose messages cross",
+        "collbench workload megatron:llama3-8b --backend nccl -g 3 --scale 1/4096 --layers 3 -n 3"
+        " --compute none --layout tp=1,pp=3,micro_batches=4 -T 30",
+        (r"communication .* 0  ", "none wrong"),
+        gpus=3,
+    ),
+    *(
+        Scenario(
+            f"p2p {pattern}",
+            f"collbench p2p --pattern {pattern} -g 3 -b 64K -e 64K -n 3 -T 30",
+            (rf"{pattern} +64 KiB", "messages, nccl, 3 ranks", FAKE),
+            exit=3,  # fake GPUs decide nothing
+            gpus=3,
+            long=pattern != "incast",
+        )
+        for pattern in ("incast", "outcast", "ping-pong")
+    ),
+    Scenario(
         "overlap",
         "collbench overlap all_reduce --sizes 64K -g 2 --with gemm,copy,sleep -n 3",
         (FAKE, "nothing to compare"),

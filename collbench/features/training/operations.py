@@ -32,6 +32,7 @@ BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many ro
 
 LIKE = "broadcast"  # of two ranks, which a message between them is like
 MESSAGE = "message"
+CROSSING = (f"{MESSAGE} down", f"{MESSAGE} up")  # lanes of messages on a device
 
 
 class Played(NamedTuple):
@@ -52,6 +53,23 @@ class Played(NamedTuple):
         """The group and the lane (a queue of its own at the library) that an operation runs on;
         messages have one lane of their own."""
         return self.op.group, MESSAGE if self.op.kind in POINT_TO_POINT else self.op.lane
+
+    def find_site(self, on_device: bool) -> tuple[str, str]:
+        """``site``, but that on a device messages to higher ranks and to lower ones have a lane
+        each: torch has NCCL put all messages of a process group between two ranks on one stream,
+        where two that cross would wait for each other."""
+        if self.op.kind not in POINT_TO_POINT or not on_device:
+            return self.site
+        goes_up = (self.op.peer > self.rank) == (self.op.kind == "send")
+        return self.op.group, CROSSING[goes_up]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The two ranks of a message as the world counts them, the lower first; empty for a
+        collective."""
+        if self.op.kind not in POINT_TO_POINT:
+            return ()
+        return tuple(sorted((self.members[self.rank], self.members[self.op.peer])))
 
     @property
     def meeting(self) -> str:

@@ -22,8 +22,10 @@ from collbench.features.training.operations import (
     BLAME_ROUNDS,
     BLAMED,
     COUNTED,
+    CROSSING,
     FEWEST,
     LEAST,
+    MESSAGE,
     MORE,
     WATCHED,
     Played,
@@ -84,9 +86,9 @@ class _Ready(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What rank 0 knows of a step besides its samples: what its ``first`` run took, rounds that
-    ``warmed`` it up, how ranks start and why rounds ended, the loop's own time; by rank, what was
-    seen of each operation; bytes counted."""
+    """What rank 0 knows of a step besides its samples: what its ``first`` run took, with
+    connecting, rounds that ``warmed`` it up, how ranks start and why rounds ended, the loop's own
+    time; by rank, what was seen of each operation; bytes counted."""
 
     first: int
     warmed: int
@@ -115,7 +117,8 @@ class StepTrial:
         self._beat = partial(bench.board.beat, bench.rank)
         self._count = partial(bench.board.count_calls, bench.rank)
         self._sites: dict[tuple[str, str], Backend] = {}
-        for name, lane in _list_used(self._step):
+        self._on_device = bench.backend.stream is not None
+        for name, lane in _list_used(self._step, self._on_device):
             self._sites[name, lane] = sites.at(self._step.family(name), lane)
         self._ops = self._prepared()
         self._program = self._step.program(bench.rank)
@@ -137,8 +140,8 @@ class StepTrial:
         case, prepared = self._job.case, []
         checkers: dict[tuple[object, ...], Checker] = {}
         every = list_played(self._step, self._rank, case.backend, case.algorithm)
-        for (name, lane), backend in self._sites.items():
-            site_operations = [operation for operation in every if operation.site == (name, lane)]
+        for site, backend in self._sites.items():
+            site_operations = [o for o in every if o.find_site(self._on_device) == site]
             slots = allocate_slots(backend, [operation.case for operation in site_operations], [0])
             for operation, (buffers,) in zip(site_operations, slots, strict=True):
                 key = operation.case, operation.meeting
@@ -166,6 +169,7 @@ class StepTrial:
         self._enter(Phase.CHECKING)
         if self._common:
             self._common.refresh()
+        connecting = self._connect() if self._on_device else 0
         sync = self._sync()
         if wrong := self._check("before timing"):
             return wrong
@@ -174,7 +178,7 @@ class StepTrial:
         samplers = [self._sampler(self._action(part)) for part in PARTS]
         warmed = self._warm(samplers, sync, first)
         self._enter(Phase.MEASURING)
-        conditions = _Known(first, warmed, sync.scheme)
+        conditions = _Known(connecting + first, warmed, sync.scheme)
         samples, stop = yield from self._rounds(samplers, sync, conditions)
         if self._common:
             self._common.check()
@@ -193,6 +197,21 @@ class StepTrial:
         if self._rank:
             return []
         return self._parts(samples, _Known(*conditions[:3], stop, overhead, everyones, sent))
+
+    def _connect(self) -> int:
+        """Make the first call of each site, of messages that of each two ranks, in an order that is
+        the same on all ranks: there the library connects them, and the host waits meanwhile. The ns
+        that it took."""
+        began = clock()
+        first: dict[tuple[object, ...], Call] = {}
+        for operation in self._ops:
+            key = (*operation.what.find_site(True), *operation.what.ends)
+            first.setdefault(key, operation.call)
+        for _, call in sorted(first.items(), key=lambda item: item[0]):
+            call.run()
+            self._finish()
+            self._beat()
+        return clock() - began
 
     def _enter(self, phase: Phase) -> None:
         self._bench.board.enter(self._rank, phase)
@@ -518,12 +537,15 @@ def _join_rounds(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
     return [part._replace(late=np.logical_or.reduce(late)) for part in parts]
 
 
-def _list_used(step: Step) -> list[tuple[str, str]]:
+def _list_used(step: Step, on_device: bool) -> list[tuple[str, str]]:
     """Groups of more than one rank with the lanes on them, in an order that is the same on all
     ranks."""
     first = [program.ranks[0] for program in step.programs if program.ranks]
+    used = {operation.site for rank in first for operation in list_played(step, rank, "gloo")}
     return sorted(
-        {operation.site for rank in first for operation in list_played(step, rank, "gloo")}
+        (group, site_lane)
+        for group, lane in used
+        for site_lane in (CROSSING if on_device and lane == MESSAGE else (lane,))
     )
 
 

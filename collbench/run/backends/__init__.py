@@ -127,8 +127,8 @@ class Backend(Protocol):
         """A message to a peer of the group, or the receiving of one from it."""
 
     def message_batch(self, messages: Sequence[Message]) -> Call:
-        """These messages at once, and the wait until all are done; one alone is as ``message`` has
-        it."""
+        """These messages at once, and the wait until all are done. What is one message here may be
+        one of several at its peer."""
 
     def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
         """One action that has the library do all these calls of ``case``, none of which shares a

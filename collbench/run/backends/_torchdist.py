@@ -321,7 +321,9 @@ class TorchDistributed(Base):
         return Call(lambda: start().wait(), start)
 
     def message_batch(self, messages: Sequence[Message]) -> Call:
-        if len(messages) == 1:
+        # NCCL in torch has another communicator for a message outside of a batch: its other end may
+        # be in a batch
+        if len(messages) == 1 and self.device.type == "cpu":
             return self.message(*messages[0])
         at, near = self._at, self._at.near
         # to ranks of this machine sends come first, as in _wire._post_singly

@@ -15,7 +15,8 @@ from collbench.run.rank.measure import Action, clock
 SIDE = {"cpu": 256, "cuda": 2048}  # of the square matrices that are multiplied, by device
 CHUNK, STORE = 4 << 20, 64 << 20  # bytes that are copied at a time, and that these go through
 SLICE_NS = 1_000_000_000  # of sleep, between signs of life
-TRIED = 5  # calls that tell how long one takes
+TRIED = 5  # times that tell how long a call takes
+TOGETHER_NS = 10_000_000  # of calls on a device between two waits for it
 SWITCH_S = 5e-5  # between threads that want Python's lock; its own 5 ms would show in calls
 
 
@@ -63,14 +64,22 @@ class Computation:
         self._unit_ns = 1
         self._timed = "gemm" if kind == "auto" and device.type != "cpu" else kind
         if self._timed in units:
-            took = []
-            for _ in range(TRIED):
-                began = clock()
-                units[self._timed]()
-                finish()
+            (self._unit_ns,) = decide([self._time_unit(units[self._timed], finish)])
+
+    def _time_unit(self, unit: Action, finish: Action) -> int:
+        """The ns that a unit takes among others, as ``action`` does them: on a device, so many
+        together that the wait for their end is little beside them."""
+        number, took = 1, []
+        for _ in range(TRIED):
+            began = clock()
+            for _ in range(number):
+                unit()
                 self._beat()
-                took.append(clock() - began)
-            (self._unit_ns,) = decide([max(1, min(took))])
+            finish()
+            took.append((clock() - began) // number)
+            if self._device.type != "cpu":
+                number = max(1, TOGETHER_NS // max(1, min(took)))
+        return max(1, min(took))
 
     def action(self, work: Work) -> Action | None:
         """A function that does this work; None for none."""

@@ -48,6 +48,26 @@ def test_members_agree_on_whom_they_meet_and_on_the_turn(name: str, layout: str)
         assert len(ranks) == (2 if message else len(ones[0].members))
         assert {*ranks} <= {*ones[0].members}
         assert len({one.site for one in ones}) == 1
+        assert len({one.find_site(True) for one in ones}) == 1
+
+
+def test_messages_that_cross_have_lanes_of_their_own_on_a_device() -> None:
+    """Of two ranks that both send first, each would wait for the other on one stream of NCCL's."""
+    message = {"nbytes": 4096, "dtype": "float", "tag": 0}
+    exchanges = [
+        Program(
+            (rank,), (Op("send", peer=1 - rank, **message), Op("recv", peer=1 - rank, **message))
+        )
+        for rank in range(2)
+    ]
+    step = Step("exchange", 2, tuple(exchanges))
+    lanes = [
+        [one.find_site(on_device)[1] for one in steps.list_played(step, rank, "nccl")]
+        for on_device in (True, False)
+        for rank in range(2)
+    ]
+    assert lanes[:2] == [["message up", "message down"], ["message down", "message up"]]
+    assert lanes[2:] == [["message", "message"]] * 2
 
 
 def test_parts_of_a_step_are_cases_of_which_the_whole_stands_for_all() -> None:

@@ -148,6 +148,31 @@ def test_what_only_takes_time_takes_it_where_operations_are(device: str, how: st
     assert [part.func.__name__ for part in action.args[0]] == [how]  # type: ignore[attr-defined]
 
 
+def test_computation_on_a_device_takes_its_time_without_a_wait_after_each_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A unit takes 100 ns, a wait for the device 10 us: timed by themselves, units would be a
+    hundredth of those that fill the time."""
+    now, queued = [0], [0]
+
+    def product(self: Computation, rows: int) -> None:
+        queued[0] += 100
+
+    def finish() -> None:
+        now[0] += queued[0] + 10_000
+        queued[0] = 0
+
+    monkeypatch.setattr(computation_, "clock", lambda: now[0])
+    monkeypatch.setattr(Computation, "_product", product)
+    computation = Computation(
+        "gemm", torch.device("meta"), do_nothing, lambda values: values, finish
+    )
+    action = computation.action(computation_.Work(1_000_000))
+    assert action is not None
+    action()
+    assert queued[0] == 1_000_000
+
+
 class Held:
     """An operation whose end others bring about; who waits for it in vain is told."""
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
-from collbench.run.backends import Call, _torchdist, _wire
+from collbench.run.backends import Call, Message, _torchdist, _wire
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._torchdist import choose_device
 from collbench.run.backends._torchsymm import TorchSymmetric
@@ -32,6 +33,28 @@ def test_sendrecv_receives_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> N
     site = _torchdist._Site(rank=0, n=2, group=None, members=(4, 7))
     _torchdist.CALLS["sendrecv"](case, torch.zeros(2), torch.zeros(2), site)()
     assert asked == [(_torchdist.dist.irecv, 7), (_torchdist.dist.isend, 7)]
+
+
+@pytest.mark.parametrize(("device", "batches"), [("meta", [1, 2]), ("cpu", [2])])
+def test_a_message_on_a_device_is_a_batch_as_several_at_its_peer_are(
+    monkeypatch: pytest.MonkeyPatch, device: str, batches: list[int]
+) -> None:
+    """NCCL in torch has one communicator for batches of a group and another for other messages."""
+    made: list[int] = []
+    monkeypatch.setattr(_torchdist.dist, "P2POp", lambda *fields: fields)
+    monkeypatch.setattr(
+        _torchdist.dist, "batch_isend_irecv", lambda batch: made.append(len(batch)) or []
+    )
+    monkeypatch.setattr(
+        _torchdist.dist, "irecv", lambda *_, **__: SimpleNamespace(wait=lambda: None)
+    )
+    backend = _torchdist.TorchDistributed("nccl")
+    backend.device = torch.device(device)
+    backend._at = _torchdist._Site(0, 3, None, members=(0, 1, 2))
+    messages = [Message(False, torch.zeros(1), peer, 0) for peer in (1, 2)]
+    backend.message_batch(messages[:1]).run()
+    backend.message_batch(messages).run()
+    assert made == batches
 
 
 @pytest.mark.parametrize(("on_a_gpu", "alpha_over_beta"), [(True, 6e6), (False, 40e3)])
