@@ -393,6 +393,25 @@ FAULTS = (
         (r"all_reduce,nccl,.*,ok", "throttled"),
         FAKE_REASONS="1:0x40@3-8",
     ),
+    *(
+        faulty(
+            f"a GPU is held back {how}, {name}",
+            f"collbench {command} -g 2 --max-time 0.3s --format csv",
+            (sees, "throttled"),
+            exit=exit,
+            long=name != "workload",
+            FAKE_REASONS=reasons,
+        )
+        for name, command in (
+            ("workload", "workload toy:ddp --backend nccl --compute none"),
+            ("objects", "objects all_gather --backend nccl -b 1K -e 1K"),
+            ("coalesce", "coalesce all_reduce --backend nccl -b 1K -e 1K"),
+        )
+        for how, reasons, sees, exit in (
+            ("for good", "1:0x40", "GPU 1 was held back", 5),
+            ("for a while", "1:0x40@3-4", "fake", 0 if name == "workload" else 3),
+        )
+    ),
     faulty(
         "clocks are locked low",
         "collbench all_reduce --sizes 64K -g 2 --max-time 0.2s",

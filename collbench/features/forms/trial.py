@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -13,10 +13,12 @@ import numpy as np
 from collbench.core.errors import CannotRun, first_line
 from collbench.features.forms.calls import Place, Side, count_wrong, make_sides
 from collbench.features.forms.measurable import Form
+from collbench.records.types import GpuState
 from collbench.run.backends import do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
+from collbench.run.rank.gpu import Guard, collect_worst
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Steps, Sync, clock
 from collbench.run.rank.outcome import (
     CaseOutcome,
@@ -93,7 +95,8 @@ class FormTrial:
                 return wrong
         firsts = tuple(self._took)
         self._enter(Phase.MEASURING)
-        measured = yield from self._in_turns(firsts)
+        guards = [self._bench.make_guard() for _ in range(2)]
+        measured = yield from self._in_turns(firsts, guards)
         if self._bench.common:
             self._bench.common.check()
         self._enter(Phase.CHECKING)
@@ -102,17 +105,23 @@ class FormTrial:
                 if wrong := self._check(index, "after timing"):
                     return wrong
         self._enter(Phase.REPORTING)
+        gpus = [collect_worst(self._control, guard) for guard in guards]
         slowest = self._control.gather(np.array(firsts))
         if slowest is None:
             return []
         return [
-            self._make_outcome(index, measured[index], int(slowest[:, index].max()))
+            self._make_outcome(index, measured[index], int(slowest[:, index].max()), gpus[index])
             for index in range(2)
         ]
 
-    def _in_turns(self, firsts: Sequence[int]) -> Steps[list[tuple[Measured | None, Sampler]]]:
+    def _in_turns(
+        self, firsts: Sequence[int], guards: Sequence[Guard | None]
+    ) -> Steps[list[tuple[Measured | None, Sampler]]]:
         """The samples of both forms: of each a block, by lot, until neither needs any."""
-        works = [self._make_protocol(index).run(firsts[index], do_nothing) for index in range(2)]
+        works = [
+            self._make_protocol(index, guards[index]).run(firsts[index], do_nothing)
+            for index in range(2)
+        ]
         done: list[tuple[Measured | None, Sampler]] = [None, None]  # type: ignore[list-item]
         lots = np.random.default_rng([self._policy.seed, self._filling])  # the same at all ranks
         unfinished = [0, 1]
@@ -126,7 +135,7 @@ class FormTrial:
             yield
         return done
 
-    def _make_protocol(self, index: int) -> Protocol:
+    def _make_protocol(self, index: int, guard: Guard | None) -> Protocol:
         bench = self._bench
         planted = bench.planted()
         late = planted.tarry if planted else do_nothing
@@ -141,15 +150,21 @@ class FormTrial:
         policy, mode = bench.policy, self._case.mode
         in_turns = bench.in_turns
         return Protocol(
-            policy, bench.control, sync, make_sampler, mode, self._job, in_turns=in_turns
+            policy, bench.control, sync, make_sampler, mode, self._job, guard, in_turns=in_turns
         )
 
     def _make_outcome(
-        self, index: int, result: tuple[Measured | None, Sampler], first: int
+        self,
+        index: int,
+        result: tuple[Measured | None, Sampler],
+        first: int,
+        gpus: Mapping[int, GpuState],
     ) -> CaseOutcome:
         measured, sampler = result
-        if measured is None or not measured.samples.durations.size:
-            return fail_without_samples(measured.invalid if measured else {}, sampler.remedy)
+        assert measured is not None, "rank 0 has what was measured"
+        if not measured.samples.durations.size:
+            invalid, hopeless = measured.invalid, measured.hopeless
+            return fail_without_samples(invalid, sampler.remedy, hopeless, gpus)
         bench = self._bench
         policy = msgspec.structs.replace(bench.policy, agg_iters=1)
         ranks = range(self._case.n)
@@ -159,4 +174,5 @@ class FormTrial:
             setup=first,
             verified=self._verified[index],
             wrong=0 if policy.check else None,
+            gpus=list(gpus.values()),
         )

@@ -23,7 +23,7 @@ from collbench.run.launch.board import Phase
 from collbench.run.memory import PAGE
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.check import Checker
-from collbench.run.rank.gpu import Guard
+from collbench.run.rank.gpu import Guard, collect_worst
 from collbench.run.rank.library_calls import join_calls
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Steps, Sync, clock
 from collbench.run.rank.outcome import (
@@ -190,7 +190,7 @@ class TransferTrial:
         if wrong := self._check("before timing"):
             return wrong
         self._enter(Phase.WARMING)
-        guard = Guard(bench.watch, streak=bench.streak) if bench.backend.stream else None
+        guard = bench.make_guard()
         measured, sampler = yield from self._make_protocol(guard).run(
             first_ns, partial(self._enter, Phase.MEASURING)
         )
@@ -201,12 +201,9 @@ class TransferTrial:
         if wrong := wrong or self._check_again("after timing, on fresh buffers"):
             return wrong
         self._enter(Phase.REPORTING)
-        states = self._control.collect(msgspec.to_builtins(guard.state)) if guard else []
+        gpus = collect_worst(self._control, guard)
         if measured is None:
             return []
-        gpus = {
-            rank: msgspec.convert(state, GpuState) for rank, state in enumerate(states) if state
-        }
         if not measured.samples.durations.size:
             failed = fail_without_samples(measured.invalid, sampler.remedy, measured.hopeless, gpus)
             return [failed]

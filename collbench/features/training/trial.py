@@ -37,7 +37,7 @@ from collbench.features.training.parts import COMMUNICATION, PARTS, STEP
 from collbench.features.training.player import Player
 from collbench.features.training.step import POINT_TO_POINT, Step
 from collbench.records import stats
-from collbench.records.types import FirstWrong, Operation, Scheme, Sent, Stop
+from collbench.records.types import FirstWrong, GpuState, Operation, Scheme, Sent, Stop
 from collbench.run.backends import Backend, Call, do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
@@ -46,6 +46,7 @@ from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import Buffers, allocate_slots
 from collbench.run.rank.check import Checker
 from collbench.run.rank.computation import Computation
+from collbench.run.rank.gpu import Guard, collect_worst
 from collbench.run.rank.measure import (
     MAX_LOST,
     STOPS,
@@ -72,6 +73,7 @@ from collbench.suite.policy import Policy
 
 EVERY = 100  # rounds after each of which is asked whether they suffice, and after a quarter more
 SAY_S = 1.0  # after which what there is so far is told again
+LOOKS = 10  # at GPUs, at least, where rounds take all the time there is
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 MOST_WATCHED = 40_000  # times of single operations in all
 
@@ -88,7 +90,7 @@ class _Ready(NamedTuple):
 class _Known(NamedTuple):
     """What rank 0 knows of a step besides its samples: what its ``first`` run took, with
     connecting, rounds that ``warmed`` it up, how ranks start and why rounds ended, the loop's own
-    time; by rank, what was seen of each operation; bytes counted."""
+    time; by rank, what was seen of each operation; bytes counted; GPUs at their worst."""
 
     first: int
     warmed: int
@@ -97,6 +99,7 @@ class _Known(NamedTuple):
     overhead: int = 0
     operations: list[list[Operation]] = []
     sent: list[Sent] = []
+    gpus: dict[int, GpuState] = {}
 
 
 class StepTrial:
@@ -134,6 +137,8 @@ class StepTrial:
         self._planted = bench.planted()
         self._common = bench.common
         self._checked = self._total = self._took = self._look = 0
+        self._throttled = self._vouched = 0  # rounds thrown away; those up to the last look at GPUs
+        self._looked = 0.0
 
     def _prepared(self) -> list[_Ready]:
         """The operations that this rank has with others, with a buffer each."""
@@ -179,7 +184,8 @@ class StepTrial:
         warmed = self._warm(samplers, sync, first)
         self._enter(Phase.MEASURING)
         conditions = _Known(connecting + first, warmed, sync.scheme)
-        samples, stop = yield from self._rounds(samplers, sync, conditions)
+        guard = self._bench.make_guard()
+        samples, stop = yield from self._rounds(samplers, sync, conditions, guard)
         if self._common:
             self._common.check()
         alone = self._alone(sync, samples)
@@ -194,9 +200,11 @@ class StepTrial:
         self._player.close()
         self._enter(Phase.REPORTING)
         overhead = overhead_ns(samplers[0], self._control)
+        gpus = collect_worst(self._control, guard)
         if self._rank:
             return []
-        return self._parts(samples, _Known(*conditions[:3], stop, overhead, everyones, sent))
+        conditions = _Known(*conditions[:3], stop, overhead, everyones, sent, gpus)
+        return self._parts(samples, conditions)
 
     def _connect(self) -> int:
         """Make the first call of each site, of messages that of each two ranks, in an order that is
@@ -261,26 +269,50 @@ class StepTrial:
         return rounds
 
     def _rounds(
-        self, samplers: Sequence[Sampler], sync: Sync, conditions: _Known
+        self,
+        samplers: Sequence[Sampler],
+        sync: Sync,
+        conditions: _Known,
+        guard: Guard | None = None,
     ) -> Steps[tuple[list[Samples], Stop]]:
         """Rounds of one sample of each part, in an order drawn each time; at rank 0. Those so far
         are told of now and then, and all in the end, as data is checked after much else."""
         lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
         rounds: list[list[Samples]] = []
         began, stop = time.perf_counter(), 0
-        reported = began
+        reported = self._looked = began
         while not stop:
             yield
             rounds.append(_measure_round(samplers, lots, sync))
-            if not self._rank:
+            stop = 0 if self._rank else self._enough(rounds, time.perf_counter() - began)
+            if guard and self._discard_throttled(guard, rounds, stop > 0) and not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
-                if (stop or time.perf_counter() - reported > SAY_S) and not self._bench.in_turns:
-                    interim = self._parts(_join_rounds(rounds), conditions)
-                    if all(isinstance(part, MeasuredCase) for part in interim):
-                        self._report_interim(interim)  # else it would be taken for what came of it
-                    reported = time.perf_counter()
+            due = stop or time.perf_counter() - reported > SAY_S
+            if due and not (self._rank or self._bench.in_turns):
+                interim = self._parts(_join_rounds(rounds), conditions)
+                if all(isinstance(part, MeasuredCase) for part in interim):
+                    self._report_interim(interim)  # else it would be taken for what came of it
+                reported = time.perf_counter()
             (stop,) = self._control.decide([stop])
         return _join_rounds(rounds), STOPS[stop]
+
+    def _discard_throttled(self, guard: Guard, rounds: list[list[Samples]], is_last: bool) -> bool:
+        """Look at GPUs after the last round, or if the last look is long ago; whether one is held
+        back now. Then the rounds since that look count as late."""
+        now, longest = time.perf_counter(), most_seconds(self._job, self._policy, LEAST) / LOOKS
+        (is_due,) = self._control.decide([int(is_last or now - self._looked > longest)])
+        if not is_due:
+            return False
+        first, self._vouched, self._looked = self._vouched, len(rounds), now
+        if not any(self._control.collect(guard.bad())):
+            return False
+        for number in range(first, len(rounds)):
+            rounds[number] = [
+                part._replace(late=np.ones_like(part.late)) for part in rounds[number]
+            ]
+        self._throttled += len(rounds) - first
+        guard.pause()
+        return True
 
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
@@ -437,9 +469,10 @@ class StepTrial:
         part: "converged" does not say that the part's own interval is narrow."""
         case = self._job.case.siblings[::-1][index]
         late = samples.late.astype(bool)
-        causes = {Sampler.cause: int(late.sum())} if late.any() else {}
+        counts = {Sampler.cause: int(late.sum()) - self._throttled, "throttled": self._throttled}
+        causes = {cause: count for cause, count in counts.items() if count}
         if late.all():
-            return fail_without_samples(causes, Sampler.remedy)
+            return fail_without_samples(causes, Sampler.remedy, gpus=conditions.gpus)
         usable = samples.only(~late)
         how = (
             conditions.warmed,
@@ -451,7 +484,9 @@ class StepTrial:
         )
         measured = Measured(usable, 1, *how, "host", [], None)
         timing = select_timing(case, measured, self._common, range(self._control.n), self._policy)
-        part = MeasuredCase(timing, wrong=0 if self._policy.check else None)
+        part = MeasuredCase(
+            timing, wrong=0 if self._policy.check else None, gpus=[*conditions.gpus.values()]
+        )
         if index:
             return part
         return part._replace(

@@ -17,7 +17,7 @@ from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import Planted
 from collbench.run.rank.control import Control
 from collbench.run.rank.global_clock import GlobalClock
-from collbench.run.rank.gpu import Streak, Watch
+from collbench.run.rank.gpu import Guard, Streak, Watch
 from collbench.suite.faults import parse_faults
 from collbench.suite.policy import Policy
 
@@ -48,6 +48,10 @@ class Bench(NamedTuple):
         """Bring all ranks' devices to the same point, and wait for this one's."""
         self.backend.align()
         self.backend.finish()
+
+    def make_guard(self) -> Guard | None:
+        """What judges a case's samples by the state of this rank's GPU; None on CPUs."""
+        return Guard(self.watch, streak=self.streak) if self.backend.stream else None
 
     def planted(self) -> Planted | None:
         """The faults that are planted on this rank, if there are any."""

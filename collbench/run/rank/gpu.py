@@ -385,6 +385,13 @@ def merge_by_rank(control: Control, text: str) -> str:
     )
 
 
+def collect_worst(control: Control, guard: Guard | None) -> dict[int, GpuState]:
+    """The GPUs at their worst since all ranks' guards were made, by rank, at every rank; without
+    those of ranks that have no watch. Empty where ranks have no guards."""
+    states = control.collect(msgspec.to_builtins(guard.state)) if guard else []
+    return {rank: msgspec.convert(state, GpuState) for rank, state in enumerate(states) if state}
+
+
 def collect_states(control: Control, state: GpuState | None) -> list[GpuState]:
     """All ranks' states, in rank order, at every rank; those of ranks without a watch are left
     out."""

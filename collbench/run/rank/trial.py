@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Pattern, Slot, allocate_slots, prepare_call, submit_times
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.global_clock import WINDOW_NS
-from collbench.run.rank.gpu import Guard
+from collbench.run.rank.gpu import Guard, collect_worst
 from collbench.run.rank.measure import (
     Measured,
     Protocol,
@@ -58,14 +58,14 @@ UNFUSED = (
 
 
 class Seen(NamedTuple):
-    """What rank 0 knows of a case once it is measured: ``states`` of all ranks' GPUs, None where
-    there are none; how long their ``firsts`` took, and to submit calls; ``bits`` by group, what the
+    """What rank 0 knows of a case once it is measured: ``gpus`` at their worst, by rank; how long
+    ranks' ``firsts`` took, and to submit calls; ``bits`` by group, what the
     library ``chose`` in rank 0's, and by group what its sums ``adds_as``; by rank, how the
     background fared."""
 
     measured: Measured
     remedy: str
-    states: list[Any]
+    gpus: dict[int, GpuState]
     firsts: np.ndarray
     submits: np.ndarray | None
     bits: list[list[str]]
@@ -141,9 +141,7 @@ class Trial:
                 self._data.fill(slot)
         self._data.keep_copies()
         self._enter(Phase.WARMING)
-        guard = None
-        if self._bench.backend.stream:
-            guard = Guard(self._bench.watch, streak=self._bench.streak)
+        guard = self._bench.make_guard()
         protocol = self._protocol(sync, guard)
         measured, sampler = yield from self._along(protocol.run(first_ns, self._measuring))
         if self._common:
@@ -158,16 +156,14 @@ class Trial:
         if self._takes_control:
             sent = counted.count_sent(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
-        states = [None] * self._control.n
-        if guard:
-            states = self._control.collect(msgspec.to_builtins(guard.state))
+        gpus = collect_worst(self._control, guard)
         background = self._beside_all()
         if measured is None or firsts is None:
             return []
         notes = [self._ran(), f"no window: {sync.refused}" * self._lacks_window(sync, measured)]
         remedy = sampler.remedy
         more = control, chose, adds_as, sent, notes, background
-        data = Seen(measured, remedy, states, firsts, submits, summed, *more)
+        data = Seen(measured, remedy, gpus, firsts, submits, summed, *more)
         return [self._outcome(*group, data) for group in enumerate(self._group.groups)]
 
     def _along(self, work: Steps[T]) -> Steps[T]:
@@ -209,11 +205,7 @@ class Trial:
 
     def _outcome(self, number: int, ranks: Sequence[int], data: Seen) -> CaseOutcome:
         case, measured = self._case, data.measured
-        gpus = {
-            rank: msgspec.convert(data.states[rank], GpuState)
-            for rank in ranks
-            if data.states[rank]
-        }
+        gpus = {rank: data.gpus[rank] for rank in ranks if rank in data.gpus}
         if not measured.samples.durations.size:
             return fail_without_samples(measured.invalid, data.remedy, measured.hopeless, gpus)
         times = case_times(case, measured.samples, self._common, ranks)
