@@ -396,7 +396,7 @@ FAULTS = (
     *(
         faulty(
             f"a GPU is held back {how}, {name}",
-            f"collbench {command} -g 2 --max-time 0.3s --format csv",
+            f"collbench {command} -g 2 --max-time 0.3s",
             (sees, "throttled"),
             exit=exit,
             long=name != "workload",

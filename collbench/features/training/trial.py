@@ -328,7 +328,7 @@ class StepTrial:
         )
         if has_lost(seconds, number, len(rounds), MAX_LOST * limit):
             return STOPS.index("budget")
-        if len(rounds) > 3 * max(FEWEST, number, requested or 0):
+        if len(rounds) - self._throttled > 3 * max(FEWEST, number, requested or 0):
             return STOPS.index("max_n")
         if requested is not None or not usable:
             return STOPS.index("fixed") if requested and number >= requested else 0

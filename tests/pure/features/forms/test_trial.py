@@ -44,6 +44,7 @@ def make_trial(clock: _Clock) -> trial.FormTrial:
         backend=SimpleNamespace(finish=clock.spend(ENDING)),
         board=SimpleNamespace(enter=lambda rank, phase: None),
         common=None,
+        make_guard=lambda: None,
     )
     made._control = SimpleNamespace(  # type: ignore[assignment]
         barrier=clock.spend(MEETING),
@@ -60,7 +61,7 @@ def make_trial(clock: _Clock) -> trial.FormTrial:
 def test_a_first_call_is_neither_filling_nor_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seen = _Clock(), []
 
-    def measure(self: trial.FormTrial, firsts: Any) -> Any:
+    def measure(self: trial.FormTrial, firsts: Any, guards: Any) -> Any:
         seen.append(list(firsts))
         yield
         return [None, None]
@@ -68,7 +69,7 @@ def test_a_first_call_is_neither_filling_nor_comparing(monkeypatch: pytest.Monke
     monkeypatch.setattr(trial, "clock", lambda: clock.now)
     monkeypatch.setattr(trial.FormTrial, "_in_turns", measure)
     monkeypatch.setattr(
-        trial.FormTrial, "_make_outcome", lambda self, index, measured, first: first
+        trial.FormTrial, "_make_outcome", lambda self, index, measured, first, gpus: first
     )
     steps = make_trial(clock).run()
     next(steps)

@@ -18,7 +18,7 @@ from collbench.run.jobs import Job
 from collbench.run.rank import device_clock, measure
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
-from collbench.run.rank.gpu import Guard, Streak
+from collbench.run.rank.gpu import MOST_PAUSE_S, Guard, Streak
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync
 from collbench.run.rank.outcome import fail_without_samples
 from collbench.suite.case import Case
@@ -355,14 +355,28 @@ def test_late_ranks_are_no_reason_to_give_up_the_next_case(clock: Clock) -> None
 # Steps of training
 
 
+class Rounds(NamedTuple):
+    """Why rounds ended, and after how many seconds; how many count, and how many a GPU spoiled."""
+
+    stop: str
+    seconds: float
+    valid: int
+    throttled: int
+
+
 def rounds(
-    clock: Clock, policy: Policy, round_ns: int, late: Callable[[int], bool]
-) -> tuple[str, float]:
-    """Why rounds of a step ended, and after how many seconds, where the ``late`` ones are lost."""
+    clock: Clock,
+    policy: Policy,
+    round_ns: int,
+    late: Callable[[int], bool],
+    guard: Guard | None = None,
+) -> Rounds:
+    """The rounds of a step, of which the ``late`` ones are lost."""
     trial = steps.StepTrial.__new__(steps.StepTrial)
-    trial._policy = policy
+    trial._policy, trial._control = policy, ALONE
     trial._job = SimpleNamespace(samples=None, seconds=None)  # type: ignore[assignment]
-    trial._look = 0
+    trial._look = trial._throttled = trial._vouched = 0
+    trial._looked = 0.0
     taken: list[list[Samples]] = []
     stop = 0
     while not stop:
@@ -373,7 +387,10 @@ def rounds(
         part = Samples(none, ends, mark, np.zeros(1, int), none)
         taken.append([part] * len(PARTS))
         stop = trial._enough(taken, clock.now / 1e9)
-    return measure.STOPS[stop], clock.now / 1e9
+        if guard and trial._discard_throttled(guard, taken, stop > 0):
+            stop = trial._enough(taken, clock.now / 1e9)
+    valid = sum(not part.late.any() for part, *_ in taken)
+    return Rounds(measure.STOPS[stop], clock.now / 1e9, valid, trial._throttled)
 
 
 @LIMITS
@@ -382,14 +399,39 @@ def test_a_step_whose_rounds_are_all_late_ends_in_time(
     clock: Clock, limit: float, round_ns: int
 ) -> None:
     """Its parts are a case each."""
-    stop, seconds = rounds(clock, limited(limit), round_ns, lambda number: True)
+    stop, seconds, *_ = rounds(clock, limited(limit), round_ns, lambda number: True)
     assert stop in ("budget", "max_n")
     assert seconds <= len(PARTS) * 3 * limit + round_ns / 1e9
 
 
 def test_a_step_with_some_late_rounds_has_enough_of_others(clock: Clock) -> None:
-    stop, _ = rounds(clock, limited(2.0), 100 * MS, lambda number: number % 3 == 0)
+    stop, *_ = rounds(clock, limited(2.0), 100 * MS, lambda number: number % 3 == 0)
     assert stop in ("converged", "budget")
+
+
+@LIMITS
+@pytest.mark.parametrize("round_ns", [10 * MS, 500 * MS, 5000 * MS])
+def test_a_step_whose_gpu_is_held_back_for_good_ends_in_time(
+    clock: Clock, limit: float, round_ns: int
+) -> None:
+    guard = Guard(Watched(clock), clock.sleep)
+    step = rounds(clock, limited(limit), round_ns, lambda number: False, guard)
+    assert step.stop == "budget" and step.throttled and not step.valid
+    lost = round_ns / 1e9 + MOST_PAUSE_S + WATCHED_NS / 1e9
+    assert step.seconds <= len(PARTS) * 3 * limit + lost
+
+
+def test_a_step_whose_gpu_is_held_back_for_a_while_has_rounds_of_the_rest(clock: Clock) -> None:
+    guard = Guard(Watched(clock, lambda number: number not in (2, 3)), clock.sleep)
+    step = rounds(clock, limited(2.0), 100 * MS, lambda number: False, guard)
+    assert step.stop == "converged" and step.valid >= steps.LEAST and step.throttled
+
+
+def test_a_step_that_converges_as_its_gpu_is_held_back_goes_on(clock: Clock) -> None:
+    """The first look is the one before the end."""
+    guard = Guard(Watched(clock, lambda number: number != 2), clock.sleep)
+    step = rounds(clock, limited(10.0), 10 * MS, lambda number: False, guard)
+    assert step.stop == "converged" and step.throttled >= steps.LEAST <= step.valid
 
 
 @pytest.mark.parametrize(
