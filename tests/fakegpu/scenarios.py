@@ -395,22 +395,24 @@ FAULTS = (
     ),
     *(
         faulty(
-            f"a GPU is held back {how}, {name}",
-            f"collbench {command} -g 2 --max-time 0.3s",
-            (sees, "throttled"),
-            exit=exit,
-            long=name != "workload",
-            FAKE_REASONS=reasons,
+            f"a GPU is held back for good, {command.split()[0]}",
+            f"collbench {command} --backend nccl -g 2 --max-time 0.3s",
+            ("GPU 1 was held back", "throttled"),
+            exit=5,
+            long=True,
+            FAKE_REASONS="1:0x40",
         )
-        for name, command in (
-            ("workload", "workload toy:ddp --backend nccl --compute none"),
-            ("objects", "objects all_gather --backend nccl -b 1K -e 1K"),
-            ("coalesce", "coalesce all_reduce --backend nccl -b 1K -e 1K"),
+        for command in (
+            "workload toy:ddp --compute none",
+            "objects all_gather -b 1K -e 1K",
+            "coalesce all_reduce -b 1K -e 1K",
         )
-        for how, reasons, sees, exit in (
-            ("for good", "1:0x40", "GPU 1 was held back", 5),
-            ("for a while", "1:0x40@3-4", "fake", 0 if name == "workload" else 3),
-        )
+    ),
+    faulty(
+        "a GPU is held back for a while, workload",
+        "collbench workload toy:ddp --compute none --backend nccl -g 2 --max-time 0.3s",
+        ("throttled", "none wrong"),
+        FAKE_REASONS="1:0x40@3-4",
     ),
     faulty(
         "clocks are locked low",
