@@ -367,7 +367,7 @@ def _needs_its_own(env: Mapping[str, str]) -> bool:
 
 def _select_read(env: Mapping[str, str]) -> dict[str, str]:
     """What customises this Python by: any variable, unless it names those in READS."""
-    names = getattr(sys.modules["sitecustomize"], "READS", None)
+    names = getattr(sys.modules.get("sitecustomize"), "READS", None)
     found = _select(env, ("",))
     return found if names is None else {n: value for n, value in found.items() if n in names}
 
