@@ -398,7 +398,7 @@ def _expand_product(axes: Axes) -> Iterator[Case]:
                 env=env,
                 splits=split,
                 background=background,
-                align=axes.align,
+                align=axes.align if row.total else 1,
                 cycle=cycle,
                 groups=rule,
                 group=group,
@@ -487,9 +487,7 @@ def refuse_case(case: Case) -> str:
     if case.root >= case.n:
         return f"root {case.root} does not exist among {case.n} ranks"
     if row.moves_data and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
-        least = case.type.size * (
-            max(case.n, case.align // case.type.size * case.n) if row.total else 1
-        )
+        least = case.type.size * (case.n * case.block_step if row.total else 1)
         element = f"{case.dtype} element"
         return (
             f"{case.splits} gives no rank a {element} ({case.type.size} B) to send"

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import factories
+import msgspec
 import numpy as np
 import pytest
 
@@ -88,6 +89,25 @@ def test_effective_sizes() -> None:
     assert (gather.count, gather.counts, gather.size) == (83, (83, 249), 996)
     rounded = case(collective="all_gather", nbytes=1000, n=3, op="none", align=16)
     assert (rounded.count, rounded.size) == (80, 960)
+
+
+@pytest.mark.parametrize(
+    ("collective", "align", "differs"),
+    [
+        ("all_gather", 16, True),
+        ("all_gather", 4, False),  # an element of float
+        ("all_reduce", 16, False),  # whose buffer is whole
+    ],
+)
+def test_rows_of_other_blocks_have_another_key(collective: str, align: int, differs: bool) -> None:
+    plain = case(collective=collective, nbytes=1000, n=3, op="none")
+    assert (plain.key != msgspec.structs.replace(plain, align=align).key) == differs
+
+
+def test_alignment_makes_no_second_case_of_a_whole_buffer() -> None:
+    axes = Axes(collectives=("all_reduce", "all_gather"), sizes=(64,), ranks=(2,), in_place=(True,))
+    suite = Suite(name="", axes=axes, includes=(msgspec.structs.replace(axes, align=16),))
+    assert [c.collective for c in suite.expand()[0]] == ["all_reduce", "all_gather", "all_gather"]
 
 
 def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
