@@ -661,6 +661,12 @@ def test_a_floor_is_not_known_of_a_row_that_says_too_little(row: dict) -> None:
     assert "latency floor not known at 8 B" in told_ and "∞" not in told_
 
 
+@pytest.mark.parametrize("policy", [{"agg_iters": 4}, {"blocking": 1}])
+def test_there_is_no_floor_where_a_time_is_not_of_one_call_alone(policy: dict) -> None:
+    text = "\n".join(lines_of(LARGE, run=a_run(policy=Policy(**policy))))
+    assert "busbw" in text and "latency floor" not in text
+
+
 def test_of_one_size_its_row_is_the_answer() -> None:
     wide = {"lo": 8_600.0, "hi": 11_400.0, "flags": ("unconverged",)}
     rows = [measured(a_case(), row=wide), measured(a_case(in_place=True), 20_000)]
