@@ -80,9 +80,9 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     axes = add_paths(axes, values["paths"], source)
     thresholds = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
+    refusal.refuse_unknown_backends(suite.values("backends"))
     _refuse_conflicts(suite, values["budget"])
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
-    refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, find_collective(name))
     _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
     place, export = split_output(values["output"])
@@ -189,11 +189,9 @@ def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, .
 
 
 def _refuse_conflicts(suite: Suite, budget: float | None) -> None:
-    """Raises UsageError where -n fixes what another option would choose."""
-    is_limited = suite.policy.max_seconds is not None
-    if (is_limited and _has_fixed_samples(suite)) or (
-        budget is not None and _has_fixed_samples(suite, some=True)
-    ):
+    """Raises UsageError where two options choose the same."""
+    is_limited = suite.policy.max_seconds is not None and suite.fixes_samples()
+    if is_limited or (budget is not None and suite.fixes_samples(any)):
         raise UsageError(
             "-n fixes the repetitions that --budget and --max-time would choose",
             "leave out -n, or --budget and --max-time",
@@ -256,7 +254,13 @@ def _choose_modes(
             "leave out -z, or -G and --mode graph",
         )
     stood_for: dict[int, tuple[Mode, ...]] = {2: ("host",), 3: ("isolated",)}
-    return stood_for.get(blocking, modes)
+    own_modes = stood_for.get(blocking, modes)
+    if modes and modes != own_modes:
+        raise UsageError(
+            f"-z {blocking} measures in mode {own_modes[0]}, not {', '.join(modes)}",
+            "leave --mode or -z out",
+        )
+    return own_modes
 
 
 def choose_groups(rule: str, launcher: str, source: PlaceSource | None = None) -> str:
@@ -380,13 +384,14 @@ def change_suite(
         if others
         else suite.excludes,
     )
-    if max_time and _has_fixed_samples(changed):
+    refusal.refuse_unknown_backends(changed.values("backends"))
+    if changed.policy.max_seconds is not None and changed.fixes_samples():
+        option = "--max-time" if max_time else "max_seconds"
         raise UsageError(
-            f"{suite.name} fixes the repetitions that --max-time would choose",
-            "leave --max-time out",
+            f"{suite.name} fixes the repetitions that {option} would choose",
+            f"leave {option} out" if max_time else "leave max_seconds or iters out of its file",
         )
     changed = _add_launches(changed, launches, launcher, seconds if max_time else None)
-    refusal.refuse_unknown_backends(changed.values("backends"))
     _tell_idle(changed)
     return changed
 
@@ -427,7 +432,7 @@ def _add_launches(
             " folders",
         )
     replace = msgspec.structs.replace
-    policy = suite.policy.in_launches(launches, cycles)
+    policy = suite.policy.in_launches(launches, cycles, suite.fixes_samples())
     return replace(
         suite,
         policy=replace(policy, max_seconds=seconds or policy.max_seconds),
@@ -520,7 +525,7 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     ineffective = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
     if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
         ineffective["--share-gpu"] = " or ".join(swept)
-    if suite.policy.iters and suite.policy.precision and _list_modes(suite) <= {"isolated", "host"}:
+    if suite.policy.precision and suite.fixes_samples():
         ineffective["--precision"] = "-n, which fixes the samples"
     if row:
         without_effect = {
@@ -534,35 +539,13 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
         _print_once(f"{what} means nothing to {backends}")
 
 
-def _has_fixed_samples(suite: Suite, some: bool = False) -> bool:
-    """Whether -n is the number of samples of every case, or of ``some``: of collectives but those
-    of BATCH_MODES, and of all other cases."""
-    if not suite.policy.iters:
-        return False
-    if suite.subjects or suite.requests:
-        return True
-    modes = _list_modes(suite)
-    return not modes <= BATCH_MODES if some else not modes & BATCH_MODES
-
-
-def _list_modes(suite: Suite) -> set[Mode]:
-    """The modes in which cases of the suite are measured."""
-    return {
-        mode
-        for axes in (suite.axes, *suite.includes)
-        for backend in axes.backends
-        for n in axes.ranks
-        for mode, _ in axes.cadences(backend, n)
-    }
-
-
 def add_budget(order: Order, budget: str) -> Order:
     """The order with this time for all of its suite. Raises UsageError where the suite leaves
     nothing to choose."""
     if not budget:
         return order
     seconds = grammar.parse_duration(budget, "--budget")
-    if _has_fixed_samples(order.suite, some=True):
+    if order.suite.fixes_samples(any):
         raise UsageError(
             f"{order.suite.name} fixes the repetitions that --budget would choose",
             "leave --budget out",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -192,6 +192,26 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Whether the time of a case is divided among several launches."""
         cycles = max(axes.cycles for axes in (self.axes, *self.includes))
         return self.policy.fresh and cycles > 1
+
+    @property
+    def modes(self) -> set[str]:
+        """The modes of its cases, once ranks and backends are filled in."""
+        changes = [override.axes for override in self.overrides]
+        modes = {
+            mode
+            for axes in (self.axes, *self.includes)
+            if axes.collectives
+            for backend in {*axes.backends, *(name for part in changes for name in part.backends)}
+            for n in {*axes.ranks, *(n for part in changes for n in part.ranks)}
+            for mode, _ in axes.cadences(backend, n)
+        }
+        more = ["isolated"] if self.subjects or self.requests else []
+        return {*modes, *(mode for part in changes for mode in part.modes), *more}
+
+    def fixes_samples(self, of: Callable[[Iterable[bool]], bool] = all) -> bool:
+        """Whether the policy says how many samples ``all`` of its cases have, or ``any``."""
+        fixed = of(self.policy.fixes_samples(mode) for mode in self.modes)
+        return self.policy.iters is not None and fixed
 
     def resolve(self) -> Suite:
         """The suite with all that it leaves to the machine filled in, as Axes.settled."""

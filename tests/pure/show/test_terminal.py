@@ -595,7 +595,7 @@ def test_the_remedy_knows_that_ranks_shared_cores() -> None:
             {"iters": 4},
             "budget",
             ("unconverged",),
-            "allow more time (--max-time 5s without -n)",
+            "allow more time (--max-time 5s)",
         ),
     ],
 )

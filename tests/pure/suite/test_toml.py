@@ -4,6 +4,7 @@ run's file."""
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -395,12 +396,6 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (HEAD + "[policy]\ntimeout = inf", ": [policy], timeout", "a duration above 0", ""),
         (HEAD + "[policy]\niters = 0", ": [policy], iters", "from 1 up", ""),
         (
-            HEAD + "[policy]\niters = 5\nmax_seconds = 1",
-            ": [policy], max_seconds",
-            "iters fixes",
-            "",
-        ),
-        (
             HEAD + "[policy]\nsync = 'windows'",
             ": [policy], sync",
             "one of auto",
@@ -593,6 +588,29 @@ def test_the_command_line_replaces_and_narrows_every_sweep(tmp_path: Path) -> No
         options.change_suite(suite, only="scan")
     with pytest.raises(UsageError, match="mine fixes the repetitions"):
         options.change_suite(load(tmp_path, SMALL + "[policy]\niters = 5"), max_time="1s")
+
+
+@pytest.mark.parametrize(
+    ("axes", "is_refused"),
+    [
+        ("", True),
+        ('modes = "host"', True),
+        ('modes = "streaming"', False),
+        ('modes = ["isolated", "streaming"]', False),
+        ('backends = "nccl"', False),  # whose mode that is
+        ('[[include]]\ncollectives = "reduce"\nmodes = "graph"', False),
+        ('[[override]]\nmatch = { ranks = 2 }\nmodes = "graph"', False),
+    ],
+)
+def test_iters_leave_nothing_to_max_seconds_only_where_they_are_samples(
+    axes: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """In other modes they are the calls of a sample."""
+    suite = load(tmp_path, f"{HEAD}{axes}\n[policy]\niters = 5\nmax_seconds = 9")
+    with pytest.raises(UsageError) if is_refused else nullcontext() as refused:
+        assert options.change_suite(suite, ngpus="2").policy.max_seconds == 9
+    if refused:
+        assert refused.value.message == "mine fixes the repetitions that max_seconds would choose"
 
 
 def test_a_suite_survives_its_runs_file_and_old_files_are_still_read(tmp_path: Path) -> None:
