@@ -263,9 +263,11 @@ def _choose_modes(
     return own_modes
 
 
-def choose_groups(rule: str, launcher: str, source: PlaceSource | None = None) -> str:
+def choose_groups(
+    rule: str, launcher: str, source: PlaceSource | None = None, option: str = "--split"
+) -> str:
     """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
-    ranks of a host that the launcher or ``source`` tells."""
+    ranks of a host that the launcher or ``source`` tells. Raises UsageError."""
     member, variable = join.detect_launcher(launcher), ""
     if not rule:
         rule, variable = groups.rule_from_environment(os.environ)
@@ -277,8 +279,8 @@ def choose_groups(rule: str, launcher: str, source: PlaceSource | None = None) -
     if not local_n:
         name = member.launcher if member else launcher
         raise UsageError(
-            f"--split {rule}: {name} does not say how many ranks share a host",
-            f"say how many, as in --split {rule}:8",
+            f"{option} {rule}: {name} does not say how many ranks share a host",
+            f"say how many, as in {option} {rule}:8",
         )
     return f"{rule}:{local_n}"
 
@@ -364,6 +366,9 @@ def change_suite(
     paths = [grammar.parse_choice("--path", word, PATHS) for word in grammar.split_words(path)]
 
     def settle(axes: Axes) -> Axes:
+        if axes.groups:
+            rule = choose_groups(axes.groups, launcher, source, f"{suite.name}: groups")
+            axes = replace(axes, groups=rule)
         return add_paths(_settle_axes(axes, launcher, source), paths, source)
 
     def add_to_envs(envs: tuple[Setting, ...]) -> tuple[Setting, ...]:
@@ -385,12 +390,10 @@ def change_suite(
         else suite.excludes,
     )
     refusal.refuse_unknown_backends(changed.values("backends"))
+    are_given = changes.get("ranks") or suite.axes.ranks or join.detect_launcher(launcher)
+    changed = changed.resolve(ranks_given=bool(are_given))
     if changed.policy.max_seconds is not None and changed.fixes_samples():
-        option = "--max-time" if max_time else "max_seconds"
-        raise UsageError(
-            f"{suite.name} fixes the repetitions that {option} would choose",
-            f"leave {option} out" if max_time else "leave max_seconds or iters out of its file",
-        )
+        raise _make_fixed_error(suite, "--max-time" if max_time else "max_seconds")
     changed = _add_launches(changed, launches, launcher, seconds if max_time else None)
     _tell_idle(changed)
     return changed
@@ -546,11 +549,15 @@ def add_budget(order: Order, budget: str) -> Order:
         return order
     seconds = grammar.parse_duration(budget, "--budget")
     if order.suite.fixes_samples(any):
-        raise UsageError(
-            f"{order.suite.name} fixes the repetitions that --budget would choose",
-            "leave --budget out",
-        )
+        raise _make_fixed_error(order.suite, "--budget")
     return msgspec.structs.replace(order, budget=seconds)
+
+
+def _make_fixed_error(suite: Suite, option: str) -> UsageError:
+    """The error where ``option`` would choose what the suite's iters say."""
+    return UsageError(
+        f"{suite.name} fixes the repetitions that {option} would choose", f"leave {option} out"
+    )
 
 
 class RunExport(Gathered):

@@ -213,10 +213,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         fixed = of(self.policy.fixes_samples(mode) for mode in self.modes)
         return self.policy.iters is not None and fixed
 
-    def resolve(self) -> Suite:
-        """The suite with all that it leaves to the machine filled in, as Axes.settled."""
+    def resolve(self, ranks_given: bool | None = None) -> Suite:
+        """The suite with all that it leaves to the machine filled in, as Axes.resolve has it.
+        ``ranks_given``: whether the number of ranks, which axes have, is the user's."""
         includes = tuple(include.resolve() for include in self.includes)
-        axes, is_given = self.axes.resolve(), bool(self.axes.ranks)
+        is_given = bool(self.axes.ranks) if ranks_given is None else ranks_given
+        axes = self.axes.resolve()
         resolved = [
             measurable.find_requested_kind(request).resolve(request, n, is_given, axes.backends)
             for n in axes.ranks
@@ -236,13 +238,16 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
-        settled_suite = self.resolve()
-        parts = (
-            settled_suite.axes,
-            *settled_suite.includes,
-            *(override.axes for override in self.overrides),
-        )
+        sweeps = [axes.resolve() for axes in (self.axes, *self.includes)]
+        parts = (*sweeps, *(override.axes for override in self.overrides))
         return tuple(dict.fromkeys(value for part in parts for value in getattr(part, axis)))
+
+    @property
+    def largest_world(self) -> int:
+        """The most ranks that a case has."""
+        worlds = (subject.world for subject in self.resolve().subjects)
+        numbers: list[int] = [*self.values("ranks"), *worlds]
+        return max(numbers)
 
     def tau(self, case: Case, default: float) -> float:
         """The smallest relative change of this case that a comparison judges; never below

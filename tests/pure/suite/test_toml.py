@@ -15,6 +15,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.machine import cpus, environment
+from collbench.run.launch import environments
 from collbench.suite import shipped, toml
 from collbench.suite.case import Case, Limit
 from collbench.suite.sweep import Axes, Suite, expand_axes
@@ -622,6 +623,19 @@ def test_iters_leave_nothing_to_max_seconds_only_where_they_are_samples(
         assert options.change_suite(suite, ngpus="2").policy.max_seconds == 9
     if refused:
         assert refused.value.message == "mine fixes the repetitions that max_seconds would choose"
+
+
+def test_groups_of_a_host_are_as_large_as_the_launcher_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = environments.Membership("mpirun", 0, 8, 0, 4)
+    monkeypatch.setattr(options.join, "detect_launcher", lambda _="auto": member)
+    text = SMALL.replace("ranks = [2, 4]", 'groups = "node"') + '[[include]]\ngroups = "rail"'
+    suite = options.change_suite(load(tmp_path, text))
+    assert {(case.groups, case.of) for case in suite.expand()[0]} == {("node:4", 2), ("rail:4", 4)}
+    member = member._replace(local_n=0)
+    with pytest.raises(UsageError, match="mine: groups node: mpirun does not say how many"):
+        options.change_suite(load(tmp_path, text))
 
 
 def test_a_suite_survives_its_runs_file_and_old_files_are_still_read(tmp_path: Path) -> None:
