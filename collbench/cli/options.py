@@ -84,7 +84,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     _refuse_conflicts(suite, values["budget"])
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
     _tell_idle(suite, find_collective(name))
-    _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
+    _tell_sizes(suite.axes, [name for name in SIZES if values[name] is not None])
     place, export = split_output(values["output"])
     order = Order(
         suite=suite,
@@ -358,7 +358,7 @@ def change_suite(
     }
     changes = {axis: values for axis, values in changes.items() if values}
     silent: dict[str, Any] = dict.fromkeys(changes, ())
-    others = _list_others(suite, only)
+    suite = _keep_only(suite, only)
     seconds = (
         grammar.parse_time_limit(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
@@ -385,9 +385,6 @@ def change_suite(
             replace(o, axes=replace(o.axes, **silent, envs=add_to_envs(o.axes.envs)))
             for o in suite.overrides
         ),
-        excludes=(Exclude(match=Part(collectives=others)), *suite.excludes)
-        if others
-        else suite.excludes,
     )
     refusal.refuse_unknown_backends(changed.values("backends"))
     are_given = changes.get("ranks") or suite.axes.ranks or join.detect_launcher(launcher)
@@ -399,18 +396,25 @@ def change_suite(
     return changed
 
 
-def _list_others(suite: Suite, only: str) -> tuple[str, ...]:
-    """The suite's collectives beside those of --only; none where that is not given. Raises
+def _keep_only(suite: Suite, only: str) -> Suite:
+    """The suite with nothing but the collectives of --only, if that is given. Raises
     UsageError."""
     selected = [find_collective(word).name for word in grammar.split_words(only)]
-    others = tuple(
-        name for name in suite.values("collectives") if selected and name not in selected
-    )
-    if selected and set(selected).isdisjoint(suite.values("collectives")):
+    if not selected:
+        return suite
+    names = suite.values("collectives")
+    if set(selected).isdisjoint(names):
         raise UsageError(
-            f"--only {only}: not in the suite {suite.name}", f"choose from {', '.join(others)}"
+            f"--only {only}: not in the suite {suite.name}",
+            f"choose from {', '.join(names)}"
+            if names
+            else "it has no collectives: leave --only out",
         )
-    return others
+    others = tuple(name for name in names if name not in selected)
+    more = (Exclude(match=Part(collectives=others)),) if others else ()
+    return msgspec.structs.replace(
+        suite, excludes=(*more, *suite.excludes), requests=(), subjects=()
+    )
 
 
 def _add_launches(
@@ -483,11 +487,16 @@ def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
         _print_once(f"1{unit} is 1 {unit[0].upper()}iB here: K, M and G are 1024-based")
 
 
-def _tell_sizes(axes: Axes, is_requested: bool) -> None:
-    """Notes where sizes of uneven blocks come from."""
-    uneven = find_collective(axes.collectives[0]).uneven
+def _tell_sizes(axes: Axes, given: Sequence[str]) -> None:
+    """Notes where sizes of uneven blocks come from, and which of the options ``given`` ask for
+    sizes in vain."""
+    row = find_collective(axes.collectives[0])
+    for field in () if row.moves_data else fields.FIELDS:
+        if field.name in given:
+            _print_once(f"{field.flags.split()[0]} means nothing to {row.name}")
+    uneven = row.uneven
     tables = [rule for rule in axes.splits if uneven and rule.partition(":")[0] in splits.TABLES]
-    if tables and is_requested:
+    if tables and given:
         _print_once(
             f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say"
         )
@@ -536,6 +545,8 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
             "-o": not row.reduces and axes.ops != ("sum",),
             "-r": not row.rooted and axes.roots != (0,),
             "-d": not row.moves_data and axes.dtypes != ("float",),
+            "--place": not row.moves_data and axes.in_place != PLACES["both"],
+            "--align": not row.total and axes.align > 1,
         }
         ineffective |= {option: row.name for option, nothing in without_effect.items() if nothing}
     for what, backends in ineffective.items():
@@ -547,7 +558,7 @@ def add_budget(order: Order, budget: str) -> Order:
     nothing to choose."""
     if not budget:
         return order
-    seconds = grammar.parse_duration(budget, "--budget")
+    seconds = grammar.parse_time_limit(budget, "--budget")
     if order.suite.fixes_samples(any):
         raise _make_fixed_error(order.suite, "--budget")
     return msgspec.structs.replace(order, budget=seconds)

@@ -128,19 +128,23 @@ def order_jobs(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
     """Shuffled by the recorded seed, so that drift does not pose as an effect of size; by size
     where asked.
 
-    ``auto`` keeps nccl-tests' order in the modes that follow its cadence. Cycles are never mixed.
+    ``auto`` keeps nccl-tests' order of jobs in the modes that follow its cadence. Cycles are never
+    mixed.
     """
     import numpy as np
 
-    if policy.order == "size" or (
-        policy.order == "auto" and jobs[0].case.mode in ("streaming", "graph")
-    ):
+    if policy.order == "size":
         return list(jobs)
+    staying = ("streaming", "graph") if policy.order == "auto" else ()
     rng = np.random.default_rng([policy.seed, index])
     ordered: list[Job] = []
     for _, cycle in itertools.groupby(jobs, key=lambda j: j.case.cycle):
         members = list(cycle)
-        ordered += [members[i] for i in rng.permutation(len(members))]
+        places = [i for i, job in enumerate(members) if job.case.mode not in staying]
+        shuffled = [members[places[i]] for i in rng.permutation(len(places))]
+        for place, job in zip(places, shuffled, strict=True):
+            members[place] = job
+        ordered += members
     return ordered
 
 

@@ -17,7 +17,7 @@ from collbench.core.errors import UsageError
 from collbench.run import collectives, plan
 from collbench.run.memory import RANK_BYTES, Room
 from collbench.suite import toml
-from collbench.suite.case import Case
+from collbench.suite.case import Case, Mode
 from collbench.suite.grammar import (
     choose_sizes,
     expand_envs,
@@ -267,6 +267,16 @@ def test_worlds_group_and_shuffle_by_the_seed() -> None:
     assert plan.plan_worlds(jobs, Policy(order="size"))[0].jobs == [
         j for j in jobs if j.case.n == 2
     ]
+
+
+@pytest.mark.parametrize("modes", [("isolated", "streaming"), ("streaming", "isolated")])
+def test_each_mode_of_a_sweep_has_its_own_order(modes: tuple[Mode, ...]) -> None:
+    axes = Axes(collectives=("reduce",), sizes=sweep_sizes(8, 1 << 20), ranks=(2,), modes=modes)
+    jobs, _ = plan.fit_jobs(expand_axes(axes)[0], Policy(), room(1 << 40, 1 << 20))
+    (world,) = plan.plan_worlds(jobs, Policy())
+    sizes = {m: [j.case.nbytes for j in world.jobs if j.case.mode == m] for m in modes}
+    by_size = sorted(sizes["isolated"])
+    assert sizes["streaming"] == by_size != sizes["isolated"]
 
 
 def test_time_limits_grow_with_the_case() -> None:
