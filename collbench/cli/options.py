@@ -34,7 +34,7 @@ from collbench.run.order import Order
 from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.show import imb, live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
-from collbench.suite.case import BATCH_MODES, Limit, Mode, Setting
+from collbench.suite.case import Limit, Mode, Setting
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold

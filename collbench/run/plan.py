@@ -135,7 +135,7 @@ def order_jobs(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
 
     if policy.order == "size":
         return list(jobs)
-    staying = ("streaming", "graph") if policy.order == "auto" else ()
+    staying = BATCH_MODES if policy.order == "auto" else ()
     rng = np.random.default_rng([policy.seed, index])
     ordered: list[Job] = []
     for _, cycle in itertools.groupby(jobs, key=lambda j: j.case.cycle):

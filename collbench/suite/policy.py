@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from collbench.suite.case import Positive
+from collbench.suite.case import BATCH_MODES, Positive
 
 MOST_SAMPLES = 1 << 20  # of a case
 
@@ -53,7 +53,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def fixes_samples(self, mode: str) -> bool:
         """Whether ``iters`` is the number of samples of a case in this mode; elsewhere it is that
         of the calls of a sample."""
-        return self.iters is not None and mode in ("isolated", "host")
+        return self.iters is not None and mode not in BATCH_MODES
 
     def count_calls(self, mode: str) -> int:
         """The calls of a sample in this mode, or the fewest where times decide."""

@@ -6,7 +6,7 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -21,7 +21,7 @@ from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import readable_text, suggest_name
 from collbench.suite import arrivals, backgrounds, fields, shipped
-from collbench.suite.case import BATCH_MODES, Limit
+from collbench.suite.case import Limit
 from collbench.suite.fields import Field
 from collbench.suite.grammar import (
     MOST_WORLDS,
@@ -129,7 +129,6 @@ def _read_suite(path: Path) -> Suite:
         _parse_sweep(_inherit_axes(values["axes"], table), where)
         for table, where in _list_tables(values, "include", path)
     ]
-    _refuse_two_limits(policy, [axes, *includes], f"{path}: [policy]")
     tables: dict[str, Any] = {
         "overrides": [
             _parse_override(t, axes, where) for t, where in _list_tables(values, "override", path)
@@ -188,17 +187,6 @@ def _list_tables(
         raise UsageError(f"{path}: more than {MOST_INCLUDES} tables [[{name}]]", HINT)
     for number, table in enumerate(values.get(name, ()), 1):
         yield table, f"{path}: [[{name}]] {number}"
-
-
-def _refuse_two_limits(policy: Policy, sweeps: Sequence[Axes], where: str) -> None:
-    """Raises UsageError where iters is the number of samples of all cases, and max_seconds limits
-    it."""
-    is_batched = any(BATCH_MODES & {*sweep.modes} for sweep in sweeps)
-    if policy.iters and policy.max_seconds is not None and not is_batched:
-        raise UsageError(
-            f"{where}, max_seconds: iters fixes the repetitions that it would choose",
-            "leave out max_seconds or iters",
-        )
 
 
 def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:

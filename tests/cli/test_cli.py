@@ -90,6 +90,7 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-x", "2"), "only NCCL's environment can set this"),
         (("-n", "5", "--budget", "1m"), "-n fixes"),
         (("-n", "5", "--max-time", "1s"), "-n fixes"),
+        (("-n", "5", "--max-time", "1s", "--mode", "host"), "-n fixes"),
         (("-n", "5", "--mode", "isolated,streaming", "--budget", "1m"), "-n fixes"),
         (("-z", "2", "--mode", "isolated"), "-z 2 measures in mode host, not isolated"),
         (("-z", "3", "--mode", "isolated,host"), "-z 3 measures in mode isolated, not isolated, h"),
@@ -121,10 +122,24 @@ def test_bad_input_is_one_line_a_hint_and_exit_code_2(
     assert len(done.stderr.splitlines()) <= 2
 
 
-@pytest.mark.parametrize("limit", ["--max-time", "--budget"])
-def test_calls_of_a_sample_and_a_limit_of_time_go_together(bare, limit: str) -> None:
-    done = bare("all_reduce", *MODEL, "-n", "5", "--mode", "streaming", limit, "9s", "--dry-run")
+@pytest.mark.parametrize("limit", [("--max-time", "1s"), ("--budget", "1m")])
+@pytest.mark.parametrize("mode", ["streaming", "graph"])
+def test_where_n_is_calls_of_a_sample_time_says_how_many_samples(
+    bare, mode: str, limit: tuple[str, str]
+) -> None:
+    done = bare("all_reduce", *MODEL, "-n", "5", "--mode", mode, *limit, "--dry-run")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_suite_may_limit_the_time_of_batches_of_so_many_calls(bare, tmp_path: Path) -> None:
+    (path := tmp_path / "suite.toml").write_text(
+        '[axes]\ncollectives = ["all_reduce"]\nsizes = ["8"]\nmodes = ["streaming"]\n'
+        "[policy]\niters = 5\nmax_seconds = 1\n"
+    )
+    words = ("run", str(path), "--backend", "model", "-g", "2", "--dry-run")
+    assert bare(*words).returncode == 0
+    assert bare(*words, "--max-time", "2s").returncode == 0
+    assert bare(*words, "--budget", "1m").returncode == 0
 
 
 def sizes(text: str) -> list[int]:
