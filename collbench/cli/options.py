@@ -34,7 +34,7 @@ from collbench.run.order import Order
 from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.show import imb, live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
-from collbench.suite.case import BATCH_MODES, Limit, Mode, Setting
+from collbench.suite.case import Limit, Mode, Setting
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold
@@ -80,11 +80,11 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     axes = add_paths(axes, values["paths"], source)
     thresholds = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
+    refusal.refuse_unknown_backends(suite.values("backends"))
     _refuse_conflicts(suite, values["budget"])
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
-    refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, find_collective(name))
-    _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
+    _tell_sizes(suite.axes, [name for name in SIZES if values[name] is not None])
     place, export = split_output(values["output"])
     order = Order(
         suite=suite,
@@ -189,11 +189,9 @@ def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, .
 
 
 def _refuse_conflicts(suite: Suite, budget: float | None) -> None:
-    """Raises UsageError where -n fixes what another option would choose."""
-    is_limited = suite.policy.max_seconds is not None
-    if (is_limited and _has_fixed_samples(suite)) or (
-        budget is not None and _has_fixed_samples(suite, some=True)
-    ):
+    """Raises UsageError where two options choose the same."""
+    is_limited = suite.policy.max_seconds is not None and suite.fixes_samples()
+    if is_limited or (budget is not None and suite.fixes_samples(any)):
         raise UsageError(
             "-n fixes the repetitions that --budget and --max-time would choose",
             "leave out -n, or --budget and --max-time",
@@ -256,12 +254,20 @@ def _choose_modes(
             "leave out -z, or -G and --mode graph",
         )
     stood_for: dict[int, tuple[Mode, ...]] = {2: ("host",), 3: ("isolated",)}
-    return stood_for.get(blocking, modes)
+    own_modes = stood_for.get(blocking, modes)
+    if modes and modes != own_modes:
+        raise UsageError(
+            f"-z {blocking} measures in mode {own_modes[0]}, not {', '.join(modes)}",
+            "leave --mode or -z out",
+        )
+    return own_modes
 
 
-def choose_groups(rule: str, launcher: str, source: PlaceSource | None = None) -> str:
+def choose_groups(
+    rule: str, launcher: str, source: PlaceSource | None = None, option: str = "--split"
+) -> str:
     """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
-    ranks of a host that the launcher or ``source`` tells."""
+    ranks of a host that the launcher or ``source`` tells. Raises UsageError."""
     member, variable = join.detect_launcher(launcher), ""
     if not rule:
         rule, variable = groups.rule_from_environment(os.environ)
@@ -273,8 +279,8 @@ def choose_groups(rule: str, launcher: str, source: PlaceSource | None = None) -
     if not local_n:
         name = member.launcher if member else launcher
         raise UsageError(
-            f"--split {rule}: {name} does not say how many ranks share a host",
-            f"say how many, as in --split {rule}:8",
+            f"{option} {rule}: {name} does not say how many ranks share a host",
+            f"say how many, as in {option} {rule}:8",
         )
     return f"{rule}:{local_n}"
 
@@ -352,7 +358,7 @@ def change_suite(
     }
     changes = {axis: values for axis, values in changes.items() if values}
     silent: dict[str, Any] = dict.fromkeys(changes, ())
-    others = _list_others(suite, only)
+    suite = _keep_only(suite, only)
     seconds = (
         grammar.parse_time_limit(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
@@ -360,6 +366,9 @@ def change_suite(
     paths = [grammar.parse_choice("--path", word, PATHS) for word in grammar.split_words(path)]
 
     def settle(axes: Axes) -> Axes:
+        if axes.groups:
+            rule = choose_groups(axes.groups, launcher, source, f"{suite.name}: groups")
+            axes = replace(axes, groups=rule)
         return add_paths(_settle_axes(axes, launcher, source), paths, source)
 
     def add_to_envs(envs: tuple[Setting, ...]) -> tuple[Setting, ...]:
@@ -376,33 +385,36 @@ def change_suite(
             replace(o, axes=replace(o.axes, **silent, envs=add_to_envs(o.axes.envs)))
             for o in suite.overrides
         ),
-        excludes=(Exclude(match=Part(collectives=others)), *suite.excludes)
-        if others
-        else suite.excludes,
     )
-    if max_time and _has_fixed_samples(changed):
-        raise UsageError(
-            f"{suite.name} fixes the repetitions that --max-time would choose",
-            "leave --max-time out",
-        )
-    changed = _add_launches(changed, launches, launcher, seconds if max_time else None)
     refusal.refuse_unknown_backends(changed.values("backends"))
+    are_given = changes.get("ranks") or suite.axes.ranks or join.detect_launcher(launcher)
+    changed = changed.resolve(ranks_given=bool(are_given))
+    if changed.policy.max_seconds is not None and changed.fixes_samples():
+        raise _make_fixed_error(suite, "--max-time" if max_time else "max_seconds")
+    changed = _add_launches(changed, launches, launcher, seconds if max_time else None)
     _tell_idle(changed)
     return changed
 
 
-def _list_others(suite: Suite, only: str) -> tuple[str, ...]:
-    """The suite's collectives beside those of --only; none where that is not given. Raises
+def _keep_only(suite: Suite, only: str) -> Suite:
+    """The suite with nothing but the collectives of --only, if that is given. Raises
     UsageError."""
     selected = [find_collective(word).name for word in grammar.split_words(only)]
-    others = tuple(
-        name for name in suite.values("collectives") if selected and name not in selected
-    )
-    if selected and set(selected).isdisjoint(suite.values("collectives")):
+    if not selected:
+        return suite
+    names = suite.values("collectives")
+    if set(selected).isdisjoint(names):
         raise UsageError(
-            f"--only {only}: not in the suite {suite.name}", f"choose from {', '.join(others)}"
+            f"--only {only}: not in the suite {suite.name}",
+            f"choose from {', '.join(names)}"
+            if names
+            else "it has no collectives: leave --only out",
         )
-    return others
+    others = tuple(name for name in names if name not in selected)
+    more = (Exclude(match=Part(collectives=others)),) if others else ()
+    return msgspec.structs.replace(
+        suite, excludes=(*more, *suite.excludes), requests=(), subjects=()
+    )
 
 
 def _add_launches(
@@ -427,7 +439,7 @@ def _add_launches(
             " folders",
         )
     replace = msgspec.structs.replace
-    policy = suite.policy.in_launches(launches, cycles)
+    policy = suite.policy.in_launches(launches, cycles, suite.fixes_samples())
     return replace(
         suite,
         policy=replace(policy, max_seconds=seconds or policy.max_seconds),
@@ -475,11 +487,16 @@ def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
         _print_once(f"1{unit} is 1 {unit[0].upper()}iB here: K, M and G are 1024-based")
 
 
-def _tell_sizes(axes: Axes, is_requested: bool) -> None:
-    """Notes where sizes of uneven blocks come from."""
-    uneven = find_collective(axes.collectives[0]).uneven
+def _tell_sizes(axes: Axes, given: Sequence[str]) -> None:
+    """Notes where sizes of uneven blocks come from, and which of the options ``given`` ask for
+    sizes in vain."""
+    row = find_collective(axes.collectives[0])
+    for field in () if row.moves_data else fields.FIELDS:
+        if field.name in given:
+            _print_once(f"{field.flags.split()[0]} means nothing to {row.name}")
+    uneven = row.uneven
     tables = [rule for rule in axes.splits if uneven and rule.partition(":")[0] in splits.TABLES]
-    if tables and is_requested:
+    if tables and given:
         _print_once(
             f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say"
         )
@@ -520,7 +537,7 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     ineffective = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
     if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
         ineffective["--share-gpu"] = " or ".join(swept)
-    if suite.policy.iters and suite.policy.precision and _list_modes(suite) <= {"isolated", "host"}:
+    if suite.policy.precision and suite.fixes_samples():
         ineffective["--precision"] = "-n, which fixes the samples"
     if row:
         without_effect = {
@@ -528,32 +545,12 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
             "-o": not row.reduces and axes.ops != ("sum",),
             "-r": not row.rooted and axes.roots != (0,),
             "-d": not row.moves_data and axes.dtypes != ("float",),
+            "--place": not row.moves_data and axes.in_place != PLACES["both"],
+            "--align": not row.total and axes.align > 1,
         }
         ineffective |= {option: row.name for option, nothing in without_effect.items() if nothing}
     for what, backends in ineffective.items():
         _print_once(f"{what} means nothing to {backends}")
-
-
-def _has_fixed_samples(suite: Suite, some: bool = False) -> bool:
-    """Whether -n is the number of samples of every case, or of ``some``: of collectives but those
-    of BATCH_MODES, and of all other cases."""
-    if not suite.policy.iters:
-        return False
-    if suite.subjects or suite.requests:
-        return True
-    modes = _list_modes(suite)
-    return not modes <= BATCH_MODES if some else not modes & BATCH_MODES
-
-
-def _list_modes(suite: Suite) -> set[Mode]:
-    """The modes in which cases of the suite are measured."""
-    return {
-        mode
-        for axes in (suite.axes, *suite.includes)
-        for backend in axes.backends
-        for n in axes.ranks
-        for mode, _ in axes.cadences(backend, n)
-    }
 
 
 def add_budget(order: Order, budget: str) -> Order:
@@ -561,13 +558,17 @@ def add_budget(order: Order, budget: str) -> Order:
     nothing to choose."""
     if not budget:
         return order
-    seconds = grammar.parse_duration(budget, "--budget")
-    if _has_fixed_samples(order.suite, some=True):
-        raise UsageError(
-            f"{order.suite.name} fixes the repetitions that --budget would choose",
-            "leave --budget out",
-        )
+    seconds = grammar.parse_time_limit(budget, "--budget")
+    if order.suite.fixes_samples(any):
+        raise _make_fixed_error(order.suite, "--budget")
     return msgspec.structs.replace(order, budget=seconds)
+
+
+def _make_fixed_error(suite: Suite, option: str) -> UsageError:
+    """The error where ``option`` would choose what the suite's iters say."""
+    return UsageError(
+        f"{suite.name} fixes the repetitions that {option} would choose", f"leave {option} out"
+    )
 
 
 class RunExport(Gathered):

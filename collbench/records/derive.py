@@ -34,6 +34,7 @@ from collbench.records.types import (
     World,
 )
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
 
 __all__ = [
@@ -185,10 +186,19 @@ def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived 
     """The figures derived of a record of a run of ``suite``. Where a case's time is divided among
     launches, no launch is asked to converge: what they come to together is judged."""
     row = derive_row(record, world)
-    if row is None or not suite.in_launches or "unconverged" not in row.flags:
-        return row
-    flags = tuple(flag for flag in row.flags if flag != "unconverged")
-    return msgspec.structs.replace(row, flags=flags)
+    if row is None:
+        return None
+    flags = row.flags
+    if suite.in_launches:
+        flags = tuple(flag for flag in flags if flag != "unconverged")
+    if waits_for_all(record.case, suite.policy) and not {"imported", "predicted"} & set(flags):
+        flags = ("blocking", *flags)
+    return row if flags == row.flags else msgspec.structs.replace(row, flags=flags)
+
+
+def waits_for_all(case: Case, policy: Policy) -> bool:
+    """Whether the time of a call includes a wait for all ranks (-z 1)."""
+    return policy.blocking == 1 and not case.subject
 
 
 class Interval(Protocol):

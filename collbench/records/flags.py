@@ -178,7 +178,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     ),
     Flag(
         "blocking",
-        lambda inputs: (
+        lambda inputs: (  # of what is measured here, the policy says it (derive_in_run)
             inputs.imported
             and inputs.record.case.mode == "streaming"
             and inputs.record.sync == "barrier"

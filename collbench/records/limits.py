@@ -94,7 +94,7 @@ def _hold_rows(limit: Limit, cases: Launches, min_launches: int) -> list[Held]:
 def _table_key(case: Case) -> tuple[Any, ...]:
     """The key that rows of one table of nccl-tests share: a limit is on the largest size of a
     table, or on its average."""
-    details = (case.splits, case.groups, case.group, case.arrival, case.background)
+    details = (case.splits, case.groups, case.group, case.arrival, case.background, case.align)
     return (case.collective, case.label, case.n, case.mode, case.env, *details)
 
 

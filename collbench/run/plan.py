@@ -59,14 +59,15 @@ def estimate_seconds(job: Job, policy: Policy, most: bool = False) -> float:
     if backend_info(job.case.backend).predicts:
         return 0.0
     runner = runner_of(job.case)
-    call = runner.guess_call(job) + GUESS_ALIGN * (job.case.mode == "isolated")
+    sample = _count_calls(job.case, policy) * runner.guess_call(job)
+    sample += GUESS_ALIGN * (job.case.mode == "isolated")
     limits = policy.resolved(measure_crowding(job.case) > 1)
     longest = limits.max_seconds or 0.0
-    adaptive = min(longest, max(limits.min_seconds, longest if most else 150 * call))
-    is_fixed = policy.iters is not None and job.case.mode not in BATCH_MODES
-    measuring = (policy.iters or 0) * call * 1.3 if is_fixed else adaptive
-    settling = max(0.05, min(2.0, longest / 4, longest if most else 30 * call))
-    warming = settling if policy.warmup is None else policy.warmup * call
+    adaptive = min(longest, max(limits.min_seconds, longest if most else 150 * sample))
+    is_fixed = policy.fixes_samples(job.case.mode)
+    measuring = (policy.iters or 0) * sample * 1.3 if is_fixed else adaptive
+    settling = max(0.05, min(2.0, longest / 4, longest if most else 30 * sample))
+    warming = settling if policy.warmup is None else policy.warmup * sample
     return runner.guess_fixed(job, policy) + warming + measuring
 
 
@@ -127,19 +128,23 @@ def order_jobs(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
     """Shuffled by the recorded seed, so that drift does not pose as an effect of size; by size
     where asked.
 
-    ``auto`` keeps nccl-tests' order in the modes that follow its cadence. Cycles are never mixed.
+    ``auto`` keeps nccl-tests' order of jobs in the modes that follow its cadence. Cycles are never
+    mixed.
     """
     import numpy as np
 
-    if policy.order == "size" or (
-        policy.order == "auto" and jobs[0].case.mode in ("streaming", "graph")
-    ):
+    if policy.order == "size":
         return list(jobs)
+    staying = BATCH_MODES if policy.order == "auto" else ()
     rng = np.random.default_rng([policy.seed, index])
     ordered: list[Job] = []
     for _, cycle in itertools.groupby(jobs, key=lambda j: j.case.cycle):
         members = list(cycle)
-        ordered += [members[i] for i in rng.permutation(len(members))]
+        places = [i for i, job in enumerate(members) if job.case.mode not in staying]
+        shuffled = [members[places[i]] for i in rng.permutation(len(places))]
+        for place, job in zip(places, shuffled, strict=True):
+            members[place] = job
+        ordered += members
     return ordered
 
 
@@ -149,7 +154,7 @@ def choose_timeout(jobs: Sequence[Job], policy: Policy) -> float:
     if policy.timeout is not None:
         return policy.timeout
     slowest = max(
-        (j.case.moved * j.case.world * _calls_between_signs(j.case, policy) for j in jobs),
+        (j.case.moved * j.case.world * _count_calls(j.case, policy) for j in jobs),
         default=0,
     )
     if any(backend_info(job.case.backend).gpu for job in jobs):
@@ -157,9 +162,9 @@ def choose_timeout(jobs: Sequence[Job], policy: Policy) -> float:
     return 30.0 + slowest / 50e6
 
 
-def _calls_between_signs(case: Case, policy: Policy) -> int:
-    """Calls between two signs of life."""
-    return policy.agg_iters * (policy.batch if case.mode == "streaming" else 1)
+def _count_calls(case: Case, policy: Policy) -> int:
+    """Calls of a sample, which are those between two signs of life."""
+    return 1 if case.subject else policy.count_calls(case.mode)
 
 
 REMEDIES = {  # by words of the reason

@@ -53,7 +53,7 @@ def execute_order(
     ended = resumed and resumed.end and resumed.end.exit != Exit.INTERRUPTED
     if ended and not ((complete := prepare_order(order)).jobs or complete.skips):
         return Exit.OK if follows else _tell_again(order, complete, make_reporter())
-    if any(backend_info(name).predicts for name in order.suite.values("backends")):
+    if all(backend_info(name).predicts for name in order.suite.values("backends")):
         if follows:
             return Exit.OK  # predictions need one process
         member = None
@@ -123,6 +123,13 @@ def choose_world(
 def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
     """Raises UsageError for what a launcher's ranks, there already, cannot do."""
     suite = order.suite
+    names = suite.values("backends")
+    if model := next((name for name in names if backend_info(name).predicts), ""):
+        raise UsageError(
+            f"--backend {','.join(names)}: {model} predicts, and the ranks of {member.launcher}"
+            " only measure",
+            f"start one command for {model} and one for the others",
+        )
     ranks = suite.values("ranks")
     if set(ranks) != {member.n}:
         rank_counts = ",".join(map(str, ranks))

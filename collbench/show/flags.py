@@ -57,10 +57,7 @@ def fill_limits(
     limits = policy.resolved(any(crowded))
     assert limits.precision and limits.max_seconds is not None
     samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
-    more_time = (
-        "--max-time"
-        f" {_format_seconds(_round_up_step(2 * seconds))}{' without -n' * bool(policy.iters)}"
-    )
+    more_time = f"--max-time {_format_seconds(_round_up_step(2 * seconds))}"
     ways = [f"allow more time ({more_time})"] * (not policy.iters or bool(stops))
     ways += ["ask for more samples (-n 20)"] * (not policy.iters or not stops)
     return {

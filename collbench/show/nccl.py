@@ -451,7 +451,7 @@ class Text(Reporter):
         )
         average = AVERAGES[self._options.average][0]
         self._remark(f"time: median over samples, each that of {average}")
-        if self._run.policy.iters is None:
+        if not self._run.policy.fixes_samples(first.mode):
             self._remark(
                 "iters: warmup and iteration counts are minimums; sampling continues until the"
                 " median is precise enough"

@@ -20,31 +20,31 @@ MODES: dict[str, Mode] = {"aligned": "isolated", "natural": "host"}
 MOST = 1.0  # second
 
 
-def parse_arrival(text: str) -> tuple[str, float]:
+def parse_arrival(text: str, option: str = "--arrival") -> tuple[str, float]:
     """Kind and seconds of a pattern. Raises UsageError."""
     kind, _, amount = text.partition(":")
     if kind not in KINDS or not amount:
         raise UsageError(
-            f"--arrival: '{text}' is not a pattern of arrival",
+            f"{option}: '{text}' is not a pattern of arrival",
             "aligned, natural, one-late:50us or random:100us; several with commas",
         )
-    seconds = grammar.parse_duration(amount, "--arrival")
+    seconds = grammar.parse_duration(amount, option)
     if not 0 < seconds <= MOST:
         raise UsageError(
-            f"--arrival: {amount} is not between 0 and 1 s", "give a time such as one-late:50us"
+            f"{option}: {amount} is not between 0 and 1 s", "give a time such as one-late:50us"
         )
     return kind, seconds
 
 
 def normalise_arrival(text: str, option: str = "--arrival") -> str:
     """``text``, where it names a pattern or a mode. Raises UsageError."""
-    parse_cadence(text)
+    parse_cadence(text, option)
     return text
 
 
-def parse_cadence(text: str) -> tuple[Mode, str]:
+def parse_cadence(text: str, option: str = "--arrival") -> tuple[Mode, str]:
     """Mode and pattern of a case whose ranks arrive so. Raises UsageError."""
     if text in MODES:
         return MODES[text], ""
-    parse_arrival(text)
+    parse_arrival(text, option)
     return "isolated", text

@@ -128,8 +128,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         elements = self.nbytes // self.type.size
         if not self.row.total:
             return elements
-        step = max(1, self.align // self.type.size)
-        return elements // self.n // step * step
+        return elements // self.n // self.block_step * self.block_step
+
+    @property
+    def block_step(self) -> int:
+        """Elements that the blocks of ranks are rounded down to a multiple of (``align``); 1 where
+        there are no such blocks."""
+        return max(1, self.align // self.type.size) if self.row.total else 1
 
     @property
     def matrix(self) -> np.ndarray:
@@ -227,6 +232,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         ]
         parts += [f"{self.groups} {self.group}"] if self.groups else []
         parts += [self.arrival, self.background and f"beside {self.background}"]
+        parts += [f"align {self.align}"] if self.block_step > 1 else []
         return "/".join(p for p in parts if p)
 
     @property

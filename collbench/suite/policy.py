@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from collbench.suite.case import Positive
+from collbench.suite.case import BATCH_MODES, Positive
 
 MOST_SAMPLES = 1 << 20  # of a case
 
@@ -21,7 +21,7 @@ LAUNCH_SECONDS = 0.25  # of samples of a case in one of several launches, at lea
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How each case is measured. Times in seconds; None: as the data decide."""
 
-    iters: Samples | None = None  # samples, whatever their precision
+    iters: Samples | None = None  # samples, whatever their precision (``fixes_samples``)
     warmup: int | None = None  # calls before samples
     precision: float | None = None  # half width of the interval, as a share of the median
     max_seconds: float | None = None  # of samples of a case
@@ -35,7 +35,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     check: int = 1  # of the data, before and after timing; 0: none
     seed: int = 1  # of data and orders
     agg_iters: int = 1  # calls launched together, -m
-    unalign: int = 0  # bytes off alignment
+    unalign: int = 0  # elements off alignment
     blocking: int = 0  # -z: 1: a barrier after each call; 2, 3: other cadences
     graph: Positive = 1  # replays of ``iters`` in mode graph
     cpu_time: bool = False  # report the host's time in place of the device's
@@ -50,13 +50,24 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     blame: bool = False  # measure steps without their costliest operations, too
     inject: str = ""  # faults to plant
 
-    def in_launches(self, number: int, launch_count: int) -> Policy:
+    def fixes_samples(self, mode: str) -> bool:
+        """Whether ``iters`` is the number of samples of a case in this mode; elsewhere it is that
+        of the calls of a sample."""
+        return self.iters is not None and mode not in BATCH_MODES
+
+    def count_calls(self, mode: str) -> int:
+        """The calls of a sample in this mode, or the fewest where times decide."""
+        calls = {"streaming": self.batch, "graph": self.graph * (self.iters or 1)}
+        return self.agg_iters * calls.get(mode, 1)
+
+    def in_launches(self, number: int, launch_count: int, fixed: bool = False) -> Policy:
         """The policy with ``number`` launches in place of ``launch_count``: they share the time of
-        a case, but each has LAUNCH_SECONDS where so much was allowed before."""
+        a case, but each has LAUNCH_SECONDS where so much was allowed before. Where samples are
+        ``fixed``, each has as many."""
         most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
         launch_seconds = (
             self.max_seconds
-            if self.iters
+            if fixed
             else min(most, max(LAUNCH_SECONDS, most * launch_count / number))
         )
         return msgspec.structs.replace(self, fresh=True, max_seconds=launch_seconds)

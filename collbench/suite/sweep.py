@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -193,10 +193,32 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         cycles = max(axes.cycles for axes in (self.axes, *self.includes))
         return self.policy.fresh and cycles > 1
 
-    def resolve(self) -> Suite:
-        """The suite with all that it leaves to the machine filled in, as Axes.settled."""
+    @property
+    def modes(self) -> set[str]:
+        """The modes of its cases, once ranks and backends are filled in."""
+        changes = [override.axes for override in self.overrides]
+        modes = {
+            mode
+            for axes in (self.axes, *self.includes)
+            if axes.collectives
+            for backend in {*axes.backends, *(name for part in changes for name in part.backends)}
+            for n in {*axes.ranks, *(n for part in changes for n in part.ranks)}
+            for mode, _ in axes.cadences(backend, n)
+        }
+        more = ["isolated"] if self.subjects or self.requests else []
+        return {*modes, *(mode for part in changes for mode in part.modes), *more}
+
+    def fixes_samples(self, of: Callable[[Iterable[bool]], bool] = all) -> bool:
+        """Whether the policy says how many samples ``all`` of its cases have, or ``any``."""
+        fixed = of(self.policy.fixes_samples(mode) for mode in self.modes)
+        return self.policy.iters is not None and fixed
+
+    def resolve(self, ranks_given: bool | None = None) -> Suite:
+        """The suite with all that it leaves to the machine filled in, as Axes.resolve has it.
+        ``ranks_given``: whether the number of ranks, which axes have, is the user's."""
         includes = tuple(include.resolve() for include in self.includes)
-        axes, is_given = self.axes.resolve(), bool(self.axes.ranks)
+        is_given = bool(self.axes.ranks) if ranks_given is None else ranks_given
+        axes = self.axes.resolve()
         resolved = [
             measurable.find_requested_kind(request).resolve(request, n, is_given, axes.backends)
             for n in axes.ranks
@@ -216,13 +238,16 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
-        settled_suite = self.resolve()
-        parts = (
-            settled_suite.axes,
-            *settled_suite.includes,
-            *(override.axes for override in self.overrides),
-        )
+        sweeps = [axes.resolve() for axes in (self.axes, *self.includes)]
+        parts = (*sweeps, *(override.axes for override in self.overrides))
         return tuple(dict.fromkeys(value for part in parts for value in getattr(part, axis)))
+
+    @property
+    def largest_world(self) -> int:
+        """The most ranks that a case has."""
+        worlds = (subject.world for subject in self.resolve().subjects)
+        numbers: list[int] = [*self.values("ranks"), *worlds]
+        return max(numbers)
 
     def tau(self, case: Case, default: float) -> float:
         """The smallest relative change of this case that a comparison judges; never below
@@ -398,7 +423,7 @@ def _expand_product(axes: Axes) -> Iterator[Case]:
                 env=env,
                 splits=split,
                 background=background,
-                align=axes.align,
+                align=axes.align if row.total else 1,
                 cycle=cycle,
                 groups=rule,
                 group=group,
@@ -487,9 +512,7 @@ def refuse_case(case: Case) -> str:
     if case.root >= case.n:
         return f"root {case.root} does not exist among {case.n} ranks"
     if row.moves_data and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
-        least = case.type.size * (
-            max(case.n, case.align // case.type.size * case.n) if row.total else 1
-        )
+        least = case.type.size * (case.n * case.block_step if row.total else 1)
         element = f"{case.dtype} element"
         return (
             f"{case.splits} gives no rank a {element} ({case.type.size} B) to send"

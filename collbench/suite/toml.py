@@ -6,7 +6,7 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -21,7 +21,7 @@ from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import readable_text, suggest_name
 from collbench.suite import arrivals, backgrounds, fields, shipped
-from collbench.suite.case import BATCH_MODES, Limit
+from collbench.suite.case import Limit
 from collbench.suite.fields import Field
 from collbench.suite.grammar import (
     MOST_WORLDS,
@@ -33,7 +33,7 @@ from collbench.suite.grammar import (
     sweep_sizes,
 )
 from collbench.suite.measurable import find_measurables
-from collbench.suite.policy import Policy
+from collbench.suite.policy import MOST_SECONDS, Policy
 from collbench.suite.sweep import (
     Axes,
     Exclude,
@@ -129,7 +129,6 @@ def _read_suite(path: Path) -> Suite:
         _parse_sweep(_inherit_axes(values["axes"], table), where)
         for table, where in _list_tables(values, "include", path)
     ]
-    _refuse_two_limits(policy, [axes, *includes], f"{path}: [policy]")
     tables: dict[str, Any] = {
         "overrides": [
             _parse_override(t, axes, where) for t, where in _list_tables(values, "override", path)
@@ -157,21 +156,28 @@ def _read_suite(path: Path) -> Suite:
         raise UsageError(f"{path}: {e}", HINT) from e
 
 
-def _resolve_backends(value: Any, path: Path, is_backend: bool = False) -> Any:
+def _resolve_backends(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The document with the name of each backend in place of its file (``./my.py``, relative to the
     suite's own). Raises UsageError as resolve_backend does."""
-    if isinstance(value, dict):
-        return {
-            key: _resolve_backends(below, path, key == "backends") for key, below in value.items()
-        }
-    if isinstance(value, list):
-        return [_resolve_backends(item, path, is_backend) for item in value]
-    if is_backend and isinstance(value, str):
+
+    def resolve(value: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            return {key: resolve(below, f"{where}, {key}") for key, below in value.items()}
+        if isinstance(value, list):
+            return [resolve(item, where) for item in value]
+        if not isinstance(value, str) or not where.endswith(", backends"):
+            return value
         try:
             return resolve_backend(value, path.parent)
         except UsageError as e:
-            raise UsageError(f"{path}: backends: {e.message}", e.hint) from e
-    return value
+            raise UsageError(f"{where}: {e.message}", e.hint) from e
+
+    return {
+        name: [resolve(table, f"{path}: [[{name}]] {i}") for i, table in enumerate(tables, 1)]
+        if isinstance(tables, list)
+        else resolve(tables, f"{path}: [{name}]")
+        for name, tables in document.items()
+    }
 
 
 def _list_tables(
@@ -183,22 +189,23 @@ def _list_tables(
         yield table, f"{path}: [[{name}]] {number}"
 
 
-def _refuse_two_limits(policy: Policy, sweeps: Sequence[Axes], where: str) -> None:
-    """Raises UsageError where iters is the number of samples of all cases, and max_seconds limits
-    it."""
-    is_batched = any(BATCH_MODES & {*sweep.modes} for sweep in sweeps)
-    if policy.iters and policy.max_seconds is not None and not is_batched:
-        raise UsageError(
-            f"{where}, max_seconds: iters fixes the repetitions that it would choose",
-            "leave out max_seconds or iters",
-        )
-
-
 def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
     values = _parse_values(table, POLICY, where)
     if "iters" in values:
         values = {"batch": values["iters"], **values}  # as -n does
-    return Policy(**values)
+    policy = Policy(**values)
+    most_seconds = MOST_SECONDS if policy.max_seconds is None else policy.max_seconds
+    bounds = {
+        "min_iters": ("max_iters", policy.min_iters, policy.max_iters),
+        "min_seconds": ("max_seconds", policy.min_seconds, most_seconds),
+    }
+    for key, (other, least, most) in bounds.items():
+        if key in values and least > most:
+            raise UsageError(
+                f"{where}, {key}: {least:g} is larger than {other}, {most:g}",
+                f"lower {key} or raise {other}",
+            )
+    return policy
 
 
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
@@ -386,6 +393,11 @@ def _find_kind(field: Field) -> Kind:
     if field.choices:
         choices, literal = tuple(map(str, field.choices)), cast(Any, Literal)
         return Kind(literal[field.choices], f"one of {', '.join(choices)}", names=choices)
+    if field.kind == "seconds" and field.least:
+        return KINDS["seconds"]._replace(
+            type=Annotated[float, Meta(ge=field.least, lt=1e7)] | str,
+            expected=f'a duration from {field.least:g} s up such as "10s" or 0.5',
+        )
     if field.kind != "whole":
         return KINDS[field.kind]
     least = int(field.least or 0)

@@ -175,7 +175,7 @@ def test_what_a_backend_prints_is_not_among_the_rows(suite_run: tuple[str, str, 
 
 def test_a_suite_whose_file_is_not_there_is_refused(inside, folder: Path) -> None:
     done = inside("run", write_suite(folder / "one.toml", "./gone.py"), "--dry-run")
-    assert_usage(done, "one.toml: backends: no file ./gone.py", "name a backend's file")
+    assert_usage(done, "one.toml: [axes], backends: no file ./gone.py", "name a backend's file")
 
 
 def test_a_file_is_a_side_of_an_experiment(inside, folder: Path) -> None:

@@ -35,6 +35,10 @@ DRY = (*SWEEP, "--dry-run")
         (("broadcast", *DRY, "-o", "max"), "-o means nothing to broadcast"),
         (("all_gather", *DRY, "-r", "1"), "-r means nothing to all_gather"),
         (("barrier", *DRY, "-d", "half"), "-d means nothing to barrier"),
+        (("barrier", *DRY), "-e means nothing to barrier"),
+        (("barrier", *DRY[4:], "--sizes", "1K"), "--sizes means nothing to barrier"),
+        (("barrier", *DRY[4:], "--place", "in"), "--place means nothing to barrier"),
+        (("all_reduce", *DRY, "--align", "4K"), "--align means nothing to all_reduce"),
         (("all_reduce", *SWEEP, "--no-save", "--tag", "x"), "--tag x finds nothing: --no-save"),
     ],
 )
@@ -60,6 +64,8 @@ def test_a_suites_setting_that_does_nothing_is_told_too(bare, tmp_path: Path) ->
         ("all_reduce", *DRY, "--env", "GLOO_SOCKET_IFNAME=lo"),
         ("all_to_allv", *DRY, "--splits", "zipf:1", "-b", "1K", "-e", "1K"),
         ("broadcast", *DRY, "-r", "1"),
+        ("barrier", *DRY[4:]),
+        ("all_gather", *DRY, "-b", "1K", "-e", "1K", "--align", "16"),
     ],
 )
 def test_what_does_something_is_not_told(bare, words: tuple[str, ...]) -> None:
@@ -79,6 +85,39 @@ def test_only_given_twice_names_both(bare) -> None:
     done = bare(*words, "--only", "all_reduce", "--only", "broadcast,barrier")
     found = {line.split(",")[0] for line in done.stdout.splitlines() if ", isolated" in line}
     assert found == {"all_reduce", "broadcast", "barrier"}
+
+
+def test_only_leaves_steps_out(bare, tmp_path: Path) -> None:
+    suite = tmp_path / "mine.toml"
+    axes = 'collectives = ["all_reduce", "broadcast"]\nsizes = 8\nbackends = "gloo"\nranks = 2'
+    suite.write_text(f'[axes]\n{axes}\n[[workload]]\nname = "toy:ddp"\n')
+    words = ("run", str(suite), "--dry-run")
+    every, one = (bare(*words, *only).stdout for only in ((), ("--only", "bcast")))
+    assert "\n7 cases" in every and "\n2 cases" in one and "broadcast" in one
+
+
+@pytest.mark.parametrize("suite", ["order", "lifecycle"])
+def test_only_has_a_hint_where_a_suite_has_no_collectives(bare, suite: str) -> None:
+    done = bare("run", suite, "--only", "all_reduce", "--dry-run")
+    assert done.returncode == 2
+    assert done.stderr.endswith("it has no collectives: leave --only out\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "smoke", "--dry-run"),
+        ("order", "all_reduce", "--dry-run"),
+        ("tune", "all_reduce", "--dry-run"),
+        ("locate", "--dry-run"),
+        ("health", "--inject", "slow:1:1ms"),
+        ("all_reduce", *DRY),
+    ],
+)
+def test_a_budget_without_time_is_refused(bare, words: tuple[str, ...]) -> None:
+    done = bare(*words, "--budget", "0")
+    assert done.returncode == 2
+    assert "--budget: '0' leaves no time" in done.stderr
 
 
 @pytest.mark.parametrize(

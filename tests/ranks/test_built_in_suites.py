@@ -69,11 +69,8 @@ def shrunk(suite: Suite) -> Suite:
     ],
 )
 def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: Launcher) -> None:
-    suite = shrunk(
-        options.change_suite(
-            toml.load_suite(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo"
-        )
-    )
+    backend = "" if name in ("pr", "algorithms") else "gloo"
+    suite = options.change_suite(shrunk(toml.load_suite(name)), ngpus="2", backend=backend)
     prepared = prepare_order(Order(suite=suite, command=[], save=False))
     assert all(skip.reason for skip in prepared.skips)
     lines: list[World | Record] = []

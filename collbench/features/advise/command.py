@@ -134,7 +134,7 @@ def advise(options: AdviseOptions) -> None:
     outputs.check_outputs(options.output_format, options.output or [], PRINTED, options.plotlyjs)
     refuse_conflicts(options)
     terms = make_terms(options)
-    budget = grammar.parse_duration(options.budget or BUDGET, "--budget")
+    budget = grammar.parse_time_limit(options.budget or BUDGET, "--budget")
     files = read_runs(options.names or [])
     evidence, form = choose_format(files, terms, options.kind)
     if options.write:

@@ -183,7 +183,7 @@ class HealthOptions:
         """The time that --budget gives, if any. Raises UsageError."""
         from collbench.suite import grammar
 
-        return grammar.parse_duration(self.budget, "--budget") if self.budget else None
+        return grammar.parse_time_limit(self.budget, "--budget") if self.budget else None
 
 
 def health(options: HealthOptions) -> None:

@@ -278,7 +278,7 @@ def _share_budget(collective: str, options: OrderOptions, suite: Suite) -> tuple
     requests = make_requests(collective, options, axes.ranks)
     if not options.effort.budget:
         return requests
-    seconds = grammar.parse_duration(options.effort.budget, "--budget")
+    seconds = grammar.parse_time_limit(options.effort.budget, "--budget")
     worlds = len(axes.ranks) * len(axes.backends) * len(axes.envs) * axes.cycles
     share = seconds / (worlds * len(axes.algorithms) * len(requests))
     return tuple(replace(request, budget=share) for request in requests)

@@ -188,7 +188,7 @@ class Cluster(Places):
         self._group: Any = None
         self._actors: list[Any] = []
         try:
-            self._place_actors(max(suite.values("ranks")), where.placement.upper(), seconds)
+            self._place_actors(suite.largest_world, where.placement.upper(), seconds)
         except BaseException:
             self.close()
             raise

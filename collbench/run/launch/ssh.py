@@ -365,7 +365,7 @@ class SshHosts(msgspec.Struct, frozen=True):
             raise UsageError(
                 "--virtual-ranks: --launcher ssh starts real ranks", "leave --virtual-ranks out"
             )
-        n, timeout = max(suite.values("ranks")), suite.policy.timeout
+        n, timeout = suite.largest_world, suite.policy.timeout
         self._refuse_more(n)
         hosts = self.hosts[: self.count_hosts(n)]
         patience = max(timeout or PRESENT_SECONDS, 5.0) * SILENT_SHARE

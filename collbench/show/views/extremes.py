@@ -43,7 +43,7 @@ def describe_best(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]
         if len({case.size for case, _ in rows}) == 1:
             world = run.worlds.get(next(r.world for r, _ in outcomes if r.case == rows[0][0]))
             precision = run.run.policy.resolved(bool(world and world.cramped)).precision
-            fixed = run.run.policy.iters is not None
+            fixed = run.run.policy.fixes_samples(mode)
             phrases = [_only_size(rows, points, varying, None if fixed else precision)]
         else:
             is_single = single_call(rows[0][0], run.run.policy)

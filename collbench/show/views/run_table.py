@@ -117,7 +117,7 @@ def make_header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) ->
     ]
     how.append(
         f"{policy.iters} iterations"
-        if policy.iters
+        if policy.iters and all(policy.fixes_samples(case.mode) for case in cases)
         else f"precision {format_precision(policy, crowded, '%')}, at most"
         f" {limits.max_seconds:g} s a case"
     )

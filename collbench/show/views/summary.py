@@ -14,6 +14,7 @@ from collbench.core.text import (
     format_size,
     plain_line,
 )
+from collbench.records.derive import waits_for_all
 from collbench.records.flags import (
     OVERSUBSCRIBED,
     UNCONVERGED,
@@ -139,8 +140,9 @@ def list_point_doubts(point: Point) -> list[str]:
 
 def single_call(case: Case, policy: Policy) -> bool:
     """Whether a case's time is that of one call on its own; calls issued together have no
-    latency."""
-    return case.mode in ("isolated", "host") and policy.agg_iters == 1
+    latency, and one with a wait for all ranks has more."""
+    alone = policy.agg_iters == 1 and not waits_for_all(case, policy)
+    return case.mode in ("isolated", "host") and alone
 
 
 def flag_table(view: View) -> Table:

@@ -497,3 +497,16 @@ def test_a_second_visit_takes_the_place_of_the_first_in_its_world(tmp_path: Path
     writer.close()
     assert run_file.read_file(writer.path).records == [other, second]
     assert [len(each.times_ns) for each in run_file.read_digest(writer.path).records] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("status", "blocking", "flagged"),
+    [("ok", 0, False), ("ok", 1, True), ("ok", 2, False), ("predicted", 1, False)],
+)
+def test_a_wait_for_all_ranks_within_the_time_is_a_remark(
+    status: str, blocking: int, flagged: bool
+) -> None:
+    suite = msgspec.structs.replace(SUITE, policy=Policy(blocking=blocking))
+    record = msgspec.structs.replace(measured([1000] * 40), status=status)
+    row = derive.derive_in_run(record, world(), suite)
+    assert row and ("blocking" in row.flags) == flagged

@@ -58,6 +58,25 @@ def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:
     assert runner_of(job.case).guess_fixed(job, policy) < guess < most
 
 
+@pytest.mark.parametrize("mode", ["streaming", "graph"])
+def test_repetitions_are_the_calls_of_a_sample_where_samples_have_many(mode: str) -> None:
+    """However many of these there are, precision decides on the samples."""
+    (job,) = jobs([factories.case(1 << 20, n=2, mode=mode)])
+    few, many = (Policy(iters=n, batch=n, warmup=5, max_seconds=9.0) for n in (1, 20))
+    one, twenty = (plan.estimate_seconds(job, policy) for policy in (few, many))
+    fixed = runner_of(job.case).guess_fixed(job, few)
+    assert twenty - fixed == pytest.approx(20 * (one - fixed))
+
+
+def test_calls_issued_together_take_longer_than_one() -> None:
+    (job,) = jobs([factories.case(16 << 20, n=2, mode="host")])
+    one, four = (
+        plan.estimate_seconds(job, Policy(iters=10, warmup=5, agg_iters=m)) for m in (1, 4)
+    )
+    fixed = runner_of(job.case).guess_fixed(job, Policy())
+    assert four - fixed == pytest.approx(4 * (one - fixed))
+
+
 def test_what_is_predicted_takes_no_time() -> None:
     assert plan.estimate_seconds(jobs(PREDICTED)[0], Policy(), most=True) == 0.0
 

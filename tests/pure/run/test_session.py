@@ -23,6 +23,7 @@ from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import End, Record, Run, World
 from collbench.run import session
 from collbench.run.jobs import Job, Plan
+from collbench.run.launch import environments
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
 from collbench.run.launch.world import Listener
@@ -86,6 +87,20 @@ def test_a_whole_run_has_the_end_of_its_verdict(tmp_path: Path) -> None:
     assert run(path, lambda: None) == Exit.OK
     found = run_file.read_file(path)
     assert found.end and found.end.exit == Exit.OK and len(found.records) == 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launchers_ranks_do_not_predict_beside_what_they_measure(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 would start ranks of its own for the backend that measures, and the others end."""
+    member = environments.Membership("mpirun", rank, 2, rank, 2)
+    monkeypatch.setattr(session.join, "detect_launcher", lambda _: member)
+    both = msgspec.structs.replace(
+        SUITE, axes=msgspec.structs.replace(SUITE.axes, backends=("gloo", "model"))
+    )
+    with pytest.raises(UsageError, match="--backend gloo,model: model predicts"):
+        session.execute_order(Order(suite=both, command=[]), Reporter)
 
 
 STEPS = Suite(

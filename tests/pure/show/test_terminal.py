@@ -595,7 +595,7 @@ def test_the_remedy_knows_that_ranks_shared_cores() -> None:
             {"iters": 4},
             "budget",
             ("unconverged",),
-            "allow more time (--max-time 5s without -n)",
+            "allow more time (--max-time 5s)",
         ),
     ],
 )
@@ -659,6 +659,12 @@ def test_a_floor_is_given_with_its_interval_however_wide(half: float, flags) -> 
 def test_a_floor_is_not_known_of_a_row_that_says_too_little(row: dict) -> None:
     told_ = told_floor([measured(a_case(nbytes=8), 100, row=row), *LARGE])
     assert "latency floor not known at 8 B" in told_ and "∞" not in told_
+
+
+@pytest.mark.parametrize("policy", [{"agg_iters": 4}, {"blocking": 1}])
+def test_there_is_no_floor_where_a_time_is_not_of_one_call_alone(policy: dict) -> None:
+    text = "\n".join(lines_of(LARGE, run=a_run(policy=Policy(**policy))))
+    assert "busbw" in text and "latency floor" not in text
 
 
 def test_of_one_size_its_row_is_the_answer() -> None:

@@ -24,4 +24,16 @@ def test_launches_share_the_time_of_a_case(
 
 
 def test_fixed_repetitions_are_those_of_each_launch() -> None:
-    assert Policy(iters=5).in_launches(10, 1).max_seconds is None
+    assert Policy(iters=5).in_launches(10, 1, fixed=True).max_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "fixed", "calls"),
+    [("isolated", True, 3), ("host", True, 3), ("streaming", False, 21), ("graph", False, 30)],
+)
+def test_iters_are_samples_or_the_calls_of_one_by_the_mode(
+    mode: str, fixed: bool, calls: int
+) -> None:
+    policy = Policy(iters=5, agg_iters=3, batch=7, graph=2)
+    assert (policy.fixes_samples(mode), policy.count_calls(mode)) == (fixed, calls)
+    assert not Policy().fixes_samples(mode)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import factories
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from collbench.core.errors import UsageError
 from collbench.run import collectives, plan
 from collbench.run.memory import RANK_BYTES, Room
 from collbench.suite import toml
-from collbench.suite.case import Case
+from collbench.suite.case import Case, Mode
 from collbench.suite.grammar import (
     choose_sizes,
     expand_envs,
@@ -88,6 +89,25 @@ def test_effective_sizes() -> None:
     assert (gather.count, gather.counts, gather.size) == (83, (83, 249), 996)
     rounded = case(collective="all_gather", nbytes=1000, n=3, op="none", align=16)
     assert (rounded.count, rounded.size) == (80, 960)
+
+
+@pytest.mark.parametrize(
+    ("collective", "align", "differs"),
+    [
+        ("all_gather", 16, True),
+        ("all_gather", 4, False),  # an element of float
+        ("all_reduce", 16, False),  # whose buffer is whole
+    ],
+)
+def test_rows_of_other_blocks_have_another_key(collective: str, align: int, differs: bool) -> None:
+    plain = case(collective=collective, nbytes=1000, n=3, op="none")
+    assert (plain.key != msgspec.structs.replace(plain, align=align).key) == differs
+
+
+def test_alignment_makes_no_second_case_of_a_whole_buffer() -> None:
+    axes = Axes(collectives=("all_reduce", "all_gather"), sizes=(64,), ranks=(2,), in_place=(True,))
+    suite = Suite(name="", axes=axes, includes=(msgspec.structs.replace(axes, align=16),))
+    assert [c.collective for c in suite.expand()[0]] == ["all_reduce", "all_gather", "all_gather"]
 
 
 def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
@@ -247,6 +267,16 @@ def test_worlds_group_and_shuffle_by_the_seed() -> None:
     assert plan.plan_worlds(jobs, Policy(order="size"))[0].jobs == [
         j for j in jobs if j.case.n == 2
     ]
+
+
+@pytest.mark.parametrize("modes", [("isolated", "streaming"), ("streaming", "isolated")])
+def test_each_mode_of_a_sweep_has_its_own_order(modes: tuple[Mode, ...]) -> None:
+    axes = Axes(collectives=("reduce",), sizes=sweep_sizes(8, 1 << 20), ranks=(2,), modes=modes)
+    jobs, _ = plan.fit_jobs(expand_axes(axes)[0], Policy(), room(1 << 40, 1 << 20))
+    (world,) = plan.plan_worlds(jobs, Policy())
+    sizes = {m: [j.case.nbytes for j in world.jobs if j.case.mode == m] for m in modes}
+    by_size = sorted(sizes["isolated"])
+    assert sizes["streaming"] == by_size != sizes["isolated"]
 
 
 def test_time_limits_grow_with_the_case() -> None:

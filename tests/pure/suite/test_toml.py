@@ -4,6 +4,7 @@ run's file."""
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.machine import cpus, environment
+from collbench.run.launch import environments
 from collbench.suite import shipped, toml
 from collbench.suite.case import Case, Limit
 from collbench.suite.sweep import Axes, Suite, expand_axes
@@ -392,14 +394,19 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (HEAD + "[policy]\nprecision = '200%'", ": [policy], precision", "not a share", ""),
         (HEAD + "[policy]\nprecision = 2", ": [policy], precision", "a share such as", ""),
         (HEAD + "[policy]\nmax_seconds = 'soon'", ": [policy], max_seconds", "not a duration", ""),
-        (HEAD + "[policy]\ntimeout = inf", ": [policy], timeout", "a duration above 0", ""),
+        (HEAD + "[policy]\ntimeout = inf", ": [policy], timeout", "a duration from 0.1 s up", ""),
         (HEAD + "[policy]\niters = 0", ": [policy], iters", "from 1 up", ""),
+        (HEAD + "arrivals = 'late'", ": [axes], arrivals", "not a pattern of arrival", "one-late"),
+        (HEAD + "arrivals = 'random:2s'", ": [axes], arrivals", "between 0 and 1 s", ""),
         (
-            HEAD + "[policy]\niters = 5\nmax_seconds = 1",
-            ": [policy], max_seconds",
-            "iters fixes",
+            HEAD + "[[include]]\nranks = 2\n[[include]]\nbackends = ['gloo', './gone.py']",
+            ": [[include]] 2, backends",
+            "no file ./gone.py",
             "",
         ),
+        (HEAD + "[policy]\ntimeout = '1ms'", ": [policy], timeout", "a duration from 0.1 s up", ""),
+        (HEAD + "[policy]\nmin_iters = 5000", ": [policy], min_iters", "than max_iters, 2000", ""),
+        (HEAD + "[policy]\nmin_seconds = 3", ": [policy], min_seconds", "max_seconds, 2", ""),
         (
             HEAD + "[policy]\nsync = 'windows'",
             ": [policy], sync",
@@ -593,6 +600,42 @@ def test_the_command_line_replaces_and_narrows_every_sweep(tmp_path: Path) -> No
         options.change_suite(suite, only="scan")
     with pytest.raises(UsageError, match="mine fixes the repetitions"):
         options.change_suite(load(tmp_path, SMALL + "[policy]\niters = 5"), max_time="1s")
+
+
+@pytest.mark.parametrize(
+    ("axes", "is_refused"),
+    [
+        ("", True),
+        ('modes = "host"', True),
+        ('modes = "streaming"', False),
+        ('modes = ["isolated", "streaming"]', False),
+        ('backends = "nccl"', False),  # whose mode that is
+        ('[[include]]\ncollectives = "reduce"\nmodes = "graph"', False),
+        ('[[override]]\nmatch = { ranks = 2 }\nmodes = "graph"', False),
+    ],
+)
+def test_iters_leave_nothing_to_max_seconds_only_where_they_are_samples(
+    axes: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """In other modes they are the calls of a sample."""
+    suite = load(tmp_path, f"{HEAD}{axes}\n[policy]\niters = 5\nmax_seconds = 9")
+    with pytest.raises(UsageError) if is_refused else nullcontext() as refused:
+        assert options.change_suite(suite, ngpus="2").policy.max_seconds == 9
+    if refused:
+        assert refused.value.message == "mine fixes the repetitions that max_seconds would choose"
+
+
+def test_groups_of_a_host_are_as_large_as_the_launcher_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = environments.Membership("mpirun", 0, 8, 0, 4)
+    monkeypatch.setattr(options.join, "detect_launcher", lambda _="auto": member)
+    text = SMALL.replace("ranks = [2, 4]", 'groups = "node"') + '[[include]]\ngroups = "rail"'
+    suite = options.change_suite(load(tmp_path, text))
+    assert {(case.groups, case.of) for case in suite.expand()[0]} == {("node:4", 2), ("rail:4", 4)}
+    member = member._replace(local_n=0)
+    with pytest.raises(UsageError, match="mine: groups node: mpirun does not say how many"):
+        options.change_suite(load(tmp_path, text))
 
 
 def test_a_suite_survives_its_runs_file_and_old_files_are_still_read(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def read_request(options: TuneOptions) -> TuneRequest:
 
     search = options.search
     grammar.refuse_tag(options.tag)
-    budget = grammar.parse_duration(options.budget, "--budget")
+    budget = grammar.parse_time_limit(options.budget, "--budget")
     source = options.where.find_source()
     axes = parts.resolve_axes(_read_axes(search), source, options.where.launcher)
     _check_places(options)

@@ -147,8 +147,7 @@ def _summarise_run(file: RunMedians, cases: dict[str, Case]) -> NodeRun:
 def _name_row(case: Case, start: str) -> str:
     """The name by which rows of several nodes are held against each other: the case, and what its
     key leaves out of how it was timed."""
-    align = f"/align {case.align}" if case.align > 1 and case.row.total else ""
-    return f"{case.key}{align}/{start}"
+    return f"{case.key}/{start}"
 
 
 def _list_facts(file: RunMedians) -> dict[str, Any]:

@@ -256,9 +256,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     launches: dict[Case, list[NightLaunch]] = {}
     for side in gather_case_rows([file], False, lambda _, case: case.key).values():
         case = side.case
-        # is in no key
-        align = {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}
-        settings = sorted((side.manner | align).items())
+        settings = sorted(side.manner.items())
         manner = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in settings)
         launches[case] = [
             NightLaunch(

@@ -89,7 +89,7 @@ def locate(options: LocateOptions) -> None:
 
     grammar.parse_choice("--format", options.output_format, ("table", "json"))
     rules = Rules(grammar.parse_share(options.tau, "--tau"), options.tests)
-    seconds = grammar.parse_duration(options.budget, "--budget") if options.budget else math.inf
+    seconds = grammar.parse_time_limit(options.budget, "--budget") if options.budget else math.inf
     policy = Policy(iters=options.iters, warmup=2, timeout=options.timeout, inject=options.inject)
     size, ngpus, backend = options.size, options.ngpus, options.backend
     where, source = options.where, options.where.find_source()

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from collbench.cli import options
 from collbench.core.errors import UsageError
 from collbench.features.compare.ab import matching
 from collbench.features.traces.formats import own
 from collbench.features.traces.types import Call, RankTrace
+from collbench.machine import cpus
 from collbench.run.launch.interpreter import Variant
 from collbench.run.order import Order, prepare_order
 from collbench.suite import toml
@@ -53,6 +55,24 @@ def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:
     assert {step.title for step in settled.subjects} == {
         case.subject for case in settled.expand()[0]
     }
+
+
+def test_a_step_has_its_own_number_of_ranks_where_the_user_gave_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not fit the ranks that there are."""
+    monkeypatch.setattr(cpus, "core_count", lambda: 2)
+    step = '[[workload]]\nname = "megatron:llama3-70b"\nlayers = 4\nlayout = "tp=4,pp=1,dp=2"\n'
+    read = toml.load_suite(str(suite(tmp_path, f'{step}[axes]\nbackends = "gloo"\n')))
+    changed = options.change_suite(read)
+    assert ({case.n for case in changed.expand()[0]}, changed.largest_world) == ({8}, 8)
+    with pytest.raises(UsageError, match="no multiple of tp=4"):
+        options.change_suite(read, ngpus="2")
+
+
+def test_ranks_of_the_command_line_are_those_that_requests_are_asked_with(tmp_path: Path) -> None:
+    (path := tmp_path / "loss.toml").write_text("[[lifecycle_loss]]\nrank = 3\n")
+    assert options.change_suite(toml.load_suite(str(path)), ngpus="4").subjects[0].world == 4
 
 
 def test_a_file_may_hold_steps_alone_or_beside_collectives(tmp_path: Path) -> None:
