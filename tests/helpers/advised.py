@@ -196,8 +196,10 @@ def advise_nccl(
     version: str = "NCCL 2.30.7 (torch 2.13)",
     device: str = "NVIDIA H100 80GB HBM3",
     rivals: dict[Cell, dict[str, Gain]] | None = None,
+    dtypes: tuple[str, ...] = ("bfloat16",),
 ) -> Advised:
     fields = {"unadvised": tuple(cells), "device": device, "rivals": rivals or {}}
+    fields["dtypes"] = dtypes
     return advised(LIBRARY, rows, version, backend="nccl", **fields)
 
 

@@ -33,8 +33,8 @@ def fill_sizes(advised: Advised) -> Advised:
 
 
 def is_as_fast(gain: Gain, tau: float) -> bool:
-    """Whether a setting is evidently as fast as the library's own choice."""
-    return gain.lo >= -tau
+    """Whether a setting is evidently as fast as the library's own choice, and nothing bars it."""
+    return gain.lo >= -tau and not gain.doubt
 
 
 def list_uncovered(advised: Advised) -> list[Cell]:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from collbench.core.text import format_count, format_size
 from collbench.features.advise import crossings
 from collbench.features.advise.evidence import (
@@ -177,6 +179,7 @@ def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
         device=evidence.device,
         hosts=evidence.hosts,
         forms=evidence.forms,
+        dtypes=tuple(sorted({form.dtype for forms in evidence.cells.values() for form in forms})),
         notes=(*_list_faults(evidence), *evidence.notes),
     )
 
@@ -356,17 +359,36 @@ def _stand(
         faults.append(f"was not measured with {missing[0].words}")
     if is_same_order and not faults:
         faults += filter(None, [explain_order(outcome.contest) for outcome in outcomes])
-    gained = [outcome for outcome in outcomes if outcome.gain]
-    least = min(gained, key=_gain_of) if gained else outcomes[0]
     answers = {outcome.answer for outcome in outcomes}
     # one form in which it is not faster decides, whatever others would say
     ranked: tuple[Answer, ...] = ("slower", "not faster", "untested", "open", "faster")
     return Standing(
         next(a for a in ranked if a in answers),
-        least,
+        _find_least(outcomes, faults[0] if faults else ""),
         faults[0] if faults else "",
         next((outcome for outcome in outcomes if outcome.answer == "untested"), None),
     )
+
+
+def _find_least(outcomes: Sequence[Outcome], barred: str) -> Outcome:
+    """The outcome of the form where a setting gains least, whose gain has the least ends of all
+    forms' intervals, the largest p, and why it may not be advised by, if so."""
+    gains = [outcome.gain for outcome in outcomes if outcome.gain]
+    if not gains:
+        return outcomes[0]
+    flags = dict.fromkeys(flag for outcome in outcomes for flag in outcome.contest.doubts)
+    doubt = barred or (f"flagged {', '.join(flags)}" if flags else "")
+    if len(gains) < len(outcomes):
+        doubt = doubt or "has too few launches in one form"
+    least = min((outcome for outcome in outcomes if outcome.gain), key=_gain_of)
+    gain = msgspec.structs.replace(
+        min(gains, key=lambda gain: gain.gain),
+        lo=min(gain.lo for gain in gains),
+        hi=min(gain.hi for gain in gains),
+        p=max(gain.p for gain in gains),
+        doubt=doubt,
+    )
+    return least._replace(gain=gain)
 
 
 def _unlike(outcome: Outcome) -> str:

@@ -56,7 +56,8 @@ def describe_gain(gain: Gain) -> str:
 
 def is_sure(gain: Gain) -> bool:
     """Whether a setting is surely faster or slower at all, by however little."""
-    return is_evidence(gain) and gain.p <= SURE and (gain.lo > 0 or gain.hi < 0)
+    is_other = gain.p <= SURE and (gain.lo > 0 or gain.hi < 0)
+    return is_evidence(gain) and is_other and not gain.doubt
 
 
 def _draw_map(
@@ -158,4 +159,5 @@ def _make_cells(
 
 def _hover(gain: Gain) -> str:
     launches = f"{format_count(gain.launches, 'launch')} a side"
-    return f"{describe_gain(gain)}, {launches}, p {gain.p:.2g}"
+    doubt = f"; {escape_plotly(plain_line(gain.doubt))}" if gain.doubt else ""
+    return f"{describe_gain(gain)}, {launches}, p {gain.p:.2g}{doubt}"

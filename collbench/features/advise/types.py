@@ -46,7 +46,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     time. ``p`` is of the exact test, adjusted by Holm over all that was tested; ``launches`` are
     those of the side with fewer; 0 where short launches propose it, each as many as it took, or
     none were made: such a gain has no interval. ``default`` and ``setting`` are medians over
-    launches, in ns."""
+    launches, in ns. ``doubt``: why no setting may be advised by it, without a full stop."""
 
     nbytes: int
     gain: float
@@ -57,6 +57,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     is_paired: bool
     default: float
     setting: float
+    doubt: str = ""  # "flagged throttled", "gave wrong data (64 KiB)"
 
 
 class Crossing(NamedTuple):
@@ -131,6 +132,7 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     fills: tuple[Advice, ...] = ()  # settings as fast as the library's own choice (formats.fills)
     hosts: tuple[str, ...] = ()  # on which it was measured
     forms: str = ""  # datatypes and placement: "float32, out of place"
+    dtypes: tuple[str, ...] = ()  # of all that was measured
     command: str = ""  # that made it, as typed: "collbench tune all_reduce --budget 10m"
     is_undecided: bool = False  # nothing could be decided, which is not that nothing is faster
     checked: str = ""  # of a verification: "checked: 22 sizes, slowest change +1 %"

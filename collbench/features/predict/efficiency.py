@@ -265,8 +265,7 @@ def _list_homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
 
 
 def _wire_key(case: Case) -> tuple[object, ...]:
-    at_once = case.groups, case.group, case.of, case.background, case.arrival
-    return case.backend, case.n, case.dtype, case.mode, case.env, *at_once
+    return case.n, *fit.wire_key(case)
 
 
 def _preference(point: Point) -> tuple[bool, float]:

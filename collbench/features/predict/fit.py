@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,16 +25,19 @@ from collbench.features.predict.regression import (
     FEWEST,
     VAGUE,
     Floats,
+    bound_by_factors,
     condition_number,
     cut_segments,
     find_known,
     line_columns,
     solve_constants,
 )
+from collbench.machine import environment
 from collbench.records import rows, run_file, stats, store
+from collbench.records.case_rows import MANNER
 from collbench.records.origins import refuse_fake
 from collbench.records.rows import Row
-from collbench.records.types import RunFile
+from collbench.records.types import Run, RunFile
 from collbench.suite.case import Case
 from collbench.suite.sweep import MOST_STEPPED
 
@@ -44,6 +46,8 @@ DRAWS = 1000  # resampled data sets
 FEWEST_UNITS = 5  # launches or cycles, for their scatter to be resampled
 
 CONDITION, MISFIT = 30.0, 0.15
+
+MAX_SPAN = math.log(1000)  # of an interval, as beyond it says nothing
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -74,6 +78,8 @@ class SizeSeries(msgspec.Struct, frozen=True, kw_only=True):
     drawn. ``case`` stands for all: its size is 0.
 
     ``counts`` are A, B, G and ``model`` whose; ``refused`` is why there can be no fit, or empty.
+    ``wires`` are equal of series that went over the same wires in the same manner; ``spans_hosts``
+    and ``run`` name them.
     """
 
     case: Case
@@ -85,6 +91,9 @@ class SizeSeries(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[float, float, float] = (0, 0, 0)
     model: str = ""
     refused: str = ""
+    wires: tuple[object, ...] = ()
+    spans_hosts: bool = False
+    run: str = ""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +117,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
-    """One alpha, beta and gamma for all series of a backend that share dtype, mode and settings.
+    """One alpha, beta and gamma for all series that went over the same wires. Intervals hold what
+    series differ by, where there are several.
 
     ``condition`` is that of the three columns, in relative weights and scaled; above 30, gamma is
     None and ``note`` says what to measure. beta then holds what reducing costs.
@@ -135,7 +145,22 @@ def make_series(file: RunFile) -> list[SizeSeries]:
             key = msgspec.structs.replace(row.case, nbytes=0)
             moved = 0 if _has_table(row.case) else row.case.moved
             groups.setdefault(key, {}).setdefault(moved, []).append(row)
-    return [_make_series(case, sorted(sizes.items()), rng) for case, sizes in groups.items()]
+    return [
+        _make_series(file.run, case, sorted(sizes.items()), rng) for case, sizes in groups.items()
+    ]
+
+
+def wire_key(case: Case) -> tuple[object, ...]:
+    """What cases of one number of ranks have in common that went over the same wires."""
+    at_once = case.groups, case.group, case.of, case.background, case.arrival
+    return case.backend, case.dtype, case.mode, case.env, *at_once
+
+
+def _find_wires(run: Run, case: Case) -> tuple[object, ...]:
+    """The wires of a case, the machine, and how calls were timed."""
+    machine = environment.make_fingerprint(run.environment, {case.backend})
+    manner = (getattr(run.policy, name) for name in (*MANNER, "cache"))
+    return (*wire_key(case), machine, *manner)
 
 
 def _has_table(case: Case) -> bool:
@@ -144,7 +169,7 @@ def _has_table(case: Case) -> bool:
 
 
 def _make_series(
-    case: Case, by_size: list[tuple[int, list[Row]]], rng: np.random.Generator
+    run: Run, case: Case, by_size: list[tuple[int, list[Row]]], rng: np.random.Generator
 ) -> SizeSeries:
     sizes = np.array([size for size, _ in by_size], float)
     launches = [rows.select_deciding(case_rows) for _, case_rows in by_size]
@@ -160,6 +185,8 @@ def _make_series(
         f"{len(sizes)} sizes; a line needs {FEWEST}": len(sizes) < FEWEST,
     }
     refused = next((reason for reason, holds in reasons.items() if holds), "")
+    world = launches[-1][0].world
+    spans_hosts = len({rank.host for rank in world.ranks}) > 1 if world else False
     return SizeSeries(
         case=case,
         sizes=sizes,
@@ -170,6 +197,9 @@ def _make_series(
         counts=counts,
         model=model,
         refused=refused,
+        wires=(*_find_wires(run, case), spans_hosts),
+        spans_hosts=spans_hosts,
+        run=run.id,
     )
 
 
@@ -310,7 +340,8 @@ def _draw_medians(series: SizeSeries, predicted: Floats, used: int) -> tuple[Flo
     if scatter <= 1.5 * float(np.median(np.std(np.log(series.draws), axis=0))):
         return series.draws, series.resampled
     rng = np.random.default_rng(len(residuals))
-    wide = residuals * math.sqrt(len(residuals) / max(1, len(residuals) - used))
+    centred = residuals - residuals.mean()
+    wide = centred * math.sqrt(len(residuals) / max(1, len(residuals) - used))
     return predicted * np.exp(rng.choice(wide, (DRAWS, len(wide)))), "residuals"
 
 
@@ -337,18 +368,31 @@ def _make_estimates(
 
 
 def fit_links(all_series: Sequence[SizeSeries]) -> list[LinkFit]:
-    """Constants that all series of a backend share. Where reference algorithms or sendrecv were
-    measured, whose counts are exact, a library's other collectives stay out, as one cannot know
-    what they do."""
-    groups: dict[tuple[Any, ...], list[SizeSeries]] = defaultdict(list)
+    """Constants that all series share which went over the same wires, whatever their number of
+    ranks. Where reference algorithms or sendrecv were measured, whose counts are exact, a library's
+    other collectives stay out, as one cannot know what they do."""
+    groups: dict[tuple[object, ...], list[SizeSeries]] = defaultdict(list)
     for series in all_series:
-        case = series.case
-        if not (series.refused or case.background):
-            groups[case.backend, case.dtype, case.mode, case.env].append(series)
+        if not (series.refused or series.case.background):
+            groups[series.wires].append(series)
+    names = [_name_wires(group[0]) for group in groups.values()]
     return [
-        _fit_link(" ".join(map(str, key[:3])) + "".join(f" {k}={v}" for k, v in key[3]), group)
-        for key, group in groups.items()
+        _fit_link(name if names.count(name) == 1 else f"{name} of {_list_runs(group)}", group)
+        for name, group in zip(names, groups.values(), strict=True)
     ]
+
+
+def _name_wires(series: SizeSeries) -> str:
+    """The wires of a series in words, without machine and manner."""
+    case = series.case
+    parts = [case.backend, case.dtype, case.mode, *(f"{k}={v}" for k, v in case.env)]
+    parts += [f"{case.groups} group {case.group}"] if case.groups else []
+    parts += [case.arrival, "across hosts" if series.spans_hosts else ""]
+    return " ".join(filter(None, parts))
+
+
+def _list_runs(group: Sequence[SizeSeries]) -> str:
+    return ", ".join(dict.fromkeys(f"run {series.run}" for series in group))
 
 
 def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
@@ -380,7 +424,14 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
         start=solution.constants,
     )
     tells = find_known(design, times, solution)
-    alpha, beta, *gamma = _make_estimates(solution.constants, spread.constants, tells)
+    estimates = _make_estimates(solution.constants, spread.constants, tells)
+    word = ", ".join(dict.fromkeys(word for _, word in drawn))
+    if len(group) > 1:
+        owner = np.repeat(np.arange(len(group)), [len(series.sizes) for series in group])
+        spans = bound_by_factors(design, times, scale, solution, owner)
+        estimates = [_widen(*pair) for pair in zip(estimates, spans.tolist(), strict=True)]
+        word += f", and what {len(group)} series differ by"
+    alpha, beta, *gamma = estimates
     if gamma and gamma[0] is None:
         note = "gamma is not identifiable: too small beside the rest, or times scatter too much"
     members = [
@@ -395,13 +446,21 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
         refused="" if alpha and beta else _explain_vague(group[0], "beta" if alpha else "alpha"),
         condition=number,
         note=note,
-        resampled=", ".join(dict.fromkeys(word for _, word in drawn)),
+        resampled=word,
         flags=[
             flag
             for series, part in modelled
             for flag in _describe_misfit(np.log(series.measured / part))
         ][:1],
     )
+
+
+def _widen(estimate: Estimate | None, span: float) -> Estimate | None:
+    """The estimate with an interval at least as wide as ``span`` either way, in logarithms."""
+    if estimate is None:
+        return None
+    value, factor = estimate.value, math.exp(min(span, MAX_SPAN))
+    return Estimate(value, min(estimate.lo, value / factor), max(estimate.hi, value * factor))
 
 
 def _fit_gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[float, str]:

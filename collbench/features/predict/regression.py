@@ -153,3 +153,27 @@ def find_known(design: Floats, times: Floats, solution: Solution) -> npt.NDArray
     spread = max(0.01, 1.4826 * float(np.median(np.abs(np.log(times / solution.times)))))
     errors = np.linalg.inv(relative.T @ relative + 1e-15 * np.eye(design.shape[1])).diagonal()
     return np.asarray(spread * np.sqrt(np.abs(errors)) < VAGUE)
+
+
+def bound_by_factors(
+    design: Floats, times: Floats, scale: Floats, solution: Solution, owner: npt.NDArray[np.int_]
+) -> Floats:
+    """By how much each constant's logarithm may be off either way, 95 % sure, if all times of an
+    ``owner`` are so many times the model's. These factors scatter as the mean residuals of owners
+    show, of which the fit took a part (method of moments); Student's quantile has Satterthwaite's
+    degrees of freedom."""
+    from scipy.special import stdtrit
+
+    relative = design * solution.constants / solution.times[:, None]
+    residuals = np.log(times / solution.times)
+    weights = 1 / (scale**2 * np.sqrt(1 + (residuals / scale) ** 2))
+    owned = (owner[:, None] == np.arange(owner.max() + 1)).astype(float)
+    averaging = (owned * weights[:, None]).T / (weights @ owned)[:, None]
+    normal = relative.T @ (relative * weights[:, None]) + 1e-15 * np.eye(design.shape[1])
+    moves = np.linalg.solve(normal, relative.T @ (owned * weights[:, None]))  # constants by factors
+    remaining = averaging @ (owned - relative @ moves)  # mean residuals by factors
+    share = max(1e-9, float((remaining**2).sum()))
+    variance = float(((averaging @ residuals) ** 2).sum()) / share
+    freedom = share**2 / max(1e-18, float(((remaining.T @ remaining) ** 2).sum()))
+    errors = np.sqrt(variance * (moves**2).sum(1))
+    return np.asarray(float(stdtrit(max(1.0, freedom), 0.975)) * errors)

@@ -30,6 +30,7 @@ CAPABILITIES = {  # of GPUs by their names
 LANE = 4  # bytes: sizes that are no multiple go to NCCL
 P = 0.05
 ELEMENT = 2  # bytes of float16 and bfloat16
+BF16 = ("bfloat16",)
 MULTIMEM, TWO_SHOT = "torch_multimem", "torch_two_shot"
 
 
@@ -39,8 +40,9 @@ def find_capability(advised: Advised) -> tuple[int, int] | None:
     return next(found, None)
 
 
-def refuse_engine(advised: Advised) -> str:
-    """Why no engine can take this advice: which library and GPU it is about."""
+def refuse_engine(advised: Advised, dtypes: Sequence[str]) -> str:
+    """Why no engine can take this advice: which library, GPU and datatype it is about. The engine
+    runs these kernels for ``dtypes`` alone."""
     if advised.library != "nccl" or advised.backend not in ("", "nccl"):
         return (
             "engines choose between NCCL and kernels on NVLink, and these runs had another default"
@@ -50,6 +52,13 @@ def refuse_engine(advised: Advised) -> str:
     if find_capability(advised) is None:
         what = advised.device or "unknown"
         return f"the engines' tables go by the GPU, and {what} is none that they have"
+    others = [dtype for dtype in advised.dtypes if dtype not in dtypes]
+    if others or not advised.dtypes:
+        measured = ", ".join(others) or "an unknown datatype"
+        return (
+            f"the engine runs these kernels for {' and '.join(dtypes)} only, and {measured} was"
+            f" measured (-d {dtypes[0]})"
+        )
     return ""
 
 
@@ -121,7 +130,9 @@ def _find_sure_end(row: Advice, nbytes: int) -> int:
 
 
 def _is_sure(gain: Gain | None, advised: Advised) -> bool:
-    return gain is not None and gain.lo > 0 and gain.p < P and gain.gain > advised.taus[1]
+    if gain is None or gain.doubt:
+        return False
+    return gain.lo > 0 and gain.p < P and gain.gain > advised.taus[1]
 
 
 class CutOffs(Format):
@@ -151,7 +162,7 @@ class CutOffs(Format):
         """The GPU of a key."""
 
     def refuse(self, advised: Advised) -> str:
-        if why := refuse_engine(advised):
+        if why := refuse_engine(advised, BF16):
             return why
         reasons = [cut for cut in self._list_cuts(advised) if isinstance(cut, str)]
         cuts = [cut for cut in self._list_cuts(advised) if not isinstance(cut, str)]
@@ -287,7 +298,7 @@ class TensorRtLlm(Format):
     by_size, covers_all = False, False
 
     def refuse(self, advised: Advised) -> str:
-        if why := refuse_engine(advised):
+        if why := refuse_engine(advised, (*BF16, "half")):
             return why
         rows = [row for row in advised.rows if _is_strategy(row)]
         if not rows:

@@ -57,6 +57,9 @@ ALGORITHMS = {
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 WORD_OF = {name: word for word, name in (ALGORITHMS | PROTOCOLS).items()}
 WRITTEN = "collbench advise --write writes such files"
+# GPUs whose NVLink ends at their host. That of others, as GB200, may join hosts, which NCCL then
+# counts as one node (MNNVL): how many nodes it has cannot be told from the number of hosts.
+ONE_HOST = re.compile(r"\b(?:V100|A100|A800|A[134]0G?|H20|[HB]\d00|L\d{1,2}S?|T4|RTX)\b")
 FIELDS = ("collective", "size", "size", "algorithm", "protocol", "channels", "nodes", "ranks")
 
 
@@ -78,10 +81,11 @@ class Row(NamedTuple):
     protocol: str
     channels: int
 
-    def spell(self, without: int) -> str:
+    def spell(self, without: int, any_nodes: bool) -> str:
         """The row as NCCL's example and RCCL read it; ``without`` is said where the number of
-        channels is the library's."""
+        channels is the library's. ``any_nodes``: of several hosts it holds for any number."""
         series = self.series
+        nodes = -1 if any_nodes and series.nodes > 1 else series.nodes
         return ",".join(
             (
                 FUNCTIONS[series.collective],
@@ -90,16 +94,17 @@ class Row(NamedTuple):
                 WORD_OF[self.algorithm],
                 WORD_OF[self.protocol],
                 str(self.channels or without),
-                str(series.nodes),
+                str(nodes),
                 str(series.n),
                 "-1,-1",
             )
         )
 
 
-def settle_rows(advice: Advice) -> list[Row] | str:
+def settle_rows(advice: Advice, channels: int) -> list[Row] | str:
     """The rows that have a tuner do what the setting did, several where it had other channels or
-    protocols at other sizes; else why none can, as a sentence without a full stop."""
+    protocols at other sizes; else why none can, as a sentence without a full stop. By default NCCL
+    has this many ``channels`` or more."""
     series, setting = advice.series, advice.setting
     if series.collective not in FUNCTIONS:
         return f"NCCL asks no tuner about {series.collective}"
@@ -111,15 +116,16 @@ def settle_rows(advice: Advice) -> list[Row] | str:
         return f"a tuner cannot set {unknown[0]}, which {advice.name} is about"
     runs: list[tuple[int, Run]] = []
     for gain, ran in zip(advice.gains, _pad(advice.rans, advice.gains), strict=True):
-        run = _settle(advice, ran or Choice())
+        run = _settle(advice, ran or Choice(), channels)
         if isinstance(run, str):
             return run
         runs.append((gain.nbytes, run))
     return _spread(series, runs, advice.low, advice.high)
 
 
-def _settle(advice: Advice, ran: Choice) -> Run | str:
-    """What the setting ran at a size, by what it asks for and what was heard of it."""
+def _settle(advice: Advice, ran: Choice, most: int) -> Run | str:
+    """What the setting ran at a size, by what it asks for and what was heard of it. A tuner's
+    number of channels is cut to what the communicator has, at least ``most`` by default."""
     collective = advice.series.collective
     pinned, has = pin(collective, advice.setting.env), IMPLEMENTED[collective]
     algorithm = pinned.algorithms[0] if len(pinned.algorithms) == 1 else ran.algorithm
@@ -134,6 +140,12 @@ def _settle(advice: Advice, ran: Choice) -> Run | str:
         return Run(algorithm, protocol, LIBRARY_S)
     if not (channels := ran.channels or pinned.channels):
         return f"it is not known how many channels {advice.name} had, and a tuner sets a number"
+    if pinned.least and channels > most:
+        own = f"was heard with {most} at most" if most else "did not say how many it has"
+        return (
+            f"{advice.name} had {channels} channels, and a tuner can lower their number, not raise"
+            f" it: NCCL itself {own}"
+        )
     return Run(algorithm, protocol, channels)
 
 
@@ -145,8 +157,12 @@ def _pad(choices: Sequence[Choice | None], gains: Sequence[Gain]) -> Sequence[Ch
 def list_advised(advised: Advised) -> tuple[list[tuple[Advice, list[Row]]], str]:
     """All advice with its rows, and why some of it has none, which is empty where all has."""
     settled: list[tuple[Advice, list[Row]]] = []
+    channels: dict[tuple[int, int], int] = {}
+    for series, _, choice in _list_heard(advised):
+        place = series.n, series.nodes
+        channels[place] = max(channels.get(place, 0), choice.channels if choice else 0)
     for advice in sort_rows(advised):
-        rows = settle_rows(advice)
+        rows = settle_rows(advice, channels[advice.series.n, advice.series.nodes])
         if isinstance(rows, str):
             return [], rows
         settled.append((advice, rows))
@@ -222,6 +238,25 @@ def _list_worlds(advised: Advised) -> list[tuple[int, int]]:
     return sorted({(each.nodes, each.n) for each in series if each.collective in FUNCTIONS})
 
 
+def _may_join_hosts(advised: Advised) -> bool:
+    """Whether NCCL may count several hosts as one node."""
+    is_within = advised.version.startswith("RCCL") or ONE_HOST.search(advised.device)
+    return not is_within and any(nodes > 1 for nodes, _ in _list_worlds(advised))
+
+
+def _refuse_nodes(advised: Advised) -> str:
+    """The reason why rows of as many ranks on different numbers of hosts cannot be told apart."""
+    hosts: dict[int, int] = {}
+    for nodes, n in _list_worlds(advised) if _may_join_hosts(advised) else ():
+        if hosts.setdefault(n, nodes) != nodes:
+            return (
+                f"NVLink may join hosts of {advised.device or 'these GPUs'} to one node of NCCL's,"
+                f" so that rows of {n} ranks on {format_count(hosts[n], 'host')} may hold on"
+                f" {format_count(nodes, 'host')}, too: write a file for each"
+            )
+    return ""
+
+
 # the example plug-in of NCCL
 
 
@@ -243,6 +278,8 @@ class Example(Format):
         worlds = _list_worlds(advised)
         if why or not worlds:
             return why or "no collective was measured that NCCL asks a tuner about"
+        if why := _refuse_nodes(advised):
+            return why
         for nodes, n in worlds:
             lacking = [name for name in FUNCTIONS if Series(name, n, nodes) not in defaults]
             if lacking:
@@ -267,6 +304,11 @@ class Example(Format):
             "rows, and calls that no row fits have one channel. Kernels for symmetric memory ask "
             "no tuner.",
         ]
+        if _may_join_hosts(advised):
+            warnings.append(
+                "-1 nodes: NCCL counts hosts that NVLink joins as one node, so rows of several "
+                "hosts hold on any number of them."
+            )
         head = write_head(
             advised,
             self.title,
@@ -301,11 +343,12 @@ def _write_rows(
     advised: Advised, head: Sequence[str], below: str, defaults: Sequence[Row], without: int
 ) -> str:
     lines = [*head]
+    any_nodes = _may_join_hosts(advised)
     for advice, rows in list_advised(advised)[0]:
         lines += ["#", *comment([describe_row(advice, advised.day)])]
-        lines += [row.spell(without) for row in rows]
+        lines += [row.spell(without, any_nodes) for row in rows]
     if defaults:
-        lines += ["#", *comment([below]), *(row.spell(without) for row in defaults)]
+        lines += ["#", *comment([below]), *(row.spell(without, any_nodes) for row in defaults)]
     return "\n".join(lines) + "\n"
 
 
@@ -460,6 +503,11 @@ class Ncclx(Format):
         settled, why = list_advised(advised)
         series = [advice.series for advice, _ in settled]
         uneven = [each for each in series if each.n % each.nodes]
+        if any(each.nodes > 1 for each in series) and _may_join_hosts(advised):
+            return (
+                f"NVLink may join hosts of {advised.device or 'these GPUs'} to one node, and NCCLX"
+                " goes by ranks on each node: --for nccl takes any number of nodes"
+            )
         if not why and uneven:
             where = f"{uneven[0].n} ranks on {format_count(uneven[0].nodes, 'host')}"
             return f"{where} have no equal number a host, by which NCCLX goes"

@@ -91,13 +91,15 @@ def find_export(advised: Advised) -> Variables:
 
 def list_doubts(advised: Advised, row: Advice) -> tuple[list[Cell], list[Cell]]:
     """Measured cells in which the setting of a row is surely slower, and those in which it may be,
-    by more than matters, or was not tried."""
+    by more than matters, or may not be advised, or was not tried."""
     slower, unsure = [], []
     gains = _collect_gains(advised, row)
     for cell, gain in sorted(gains.items(), key=lambda entry: entry[0]):
-        if gain is not None and gain.hi < 0:
+        if gain is None or gain.doubt:
+            unsure.append(cell)
+        elif gain.hi < 0:
             slower.append(cell)
-        elif gain is None or gain.lo < -max(advised.taus):
+        elif gain.lo < -max(advised.taus):
             unsure.append(cell)
     return slower, unsure
 
@@ -237,9 +239,11 @@ def _name_cells(advised: Advised, cells: Sequence[Cell], row: Advice) -> str:
 
 
 def _format_gain(gain: Gain | None) -> str:
-    """A gain with its interval in brackets; empty where there is none."""
+    """A gain with its interval in brackets, or what doubts it; empty where there is none."""
     if gain is None:
         return ""
+    if gain.doubt:
+        return f" ({plain_line(gain.doubt)})"
     return f" ({100 * gain.gain:+.0f} % [{100 * gain.lo:.0f}, {100 * gain.hi:.0f}])"
 
 

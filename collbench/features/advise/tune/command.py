@@ -416,6 +416,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
     was measured."""
     from msgspec.structs import replace
 
+    from collbench.features.advise.evidence import find_device
     from collbench.features.advise.tune import confirm, propose, schedule
     from collbench.features.advise.tune.screen import list_medians
     from collbench.features.advise.types import Advised
@@ -444,7 +445,9 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
         hosts=screening.hosts,
+        device=find_device(screening.worlds),
         forms=describe_forms(request.axes),
+        dtypes=request.axes.dtypes,
         command=plain_line(shlex.join(["collbench", *request.command[1:]])),
     )
 

@@ -114,7 +114,7 @@ def _run_heads(
     for head in heads:
         outcome = Outcome(head, request, sizes, folder) if not code else None
         code = outcome.code if outcome else code
-        found = _find(head, sizes, outcome)
+        found = _find(head, sizes, outcome, request.despite_oversubscription)
         terms = Terms(
             find_day(), request.despite_oversubscription, head.is_everywhere, is_same_order, tests
         )
@@ -312,13 +312,15 @@ def find_nodes(rows: Sequence[Advice]) -> Nodes:
     return {row.series.n: row.series.nodes for row in rows}
 
 
-def _find(head: Variation, sizes: Sizes, outcome: Outcome | None) -> Findings:
+def _find(
+    head: Variation, sizes: Sizes, outcome: Outcome | None, despite_oversubscription: bool
+) -> Findings:
     """What an experiment found; nothing where there was none."""
     nodes = find_nodes(head.rows)
     judged = list(outcome.comparison.rows) if outcome and outcome.comparison else []
     return Findings(
         keeping.choose_worst(judged, nodes),
-        keeping.measure_gains(judged, nodes, head.heads),
+        keeping.measure_gains(judged, nodes, head.heads, despite_oversubscription),
         {series: sorted(by_size) for series, by_size in sizes.items()},
         outcome.list_choices(nodes) if outcome else {},
         outcome.list_faults(nodes) if outcome else {},

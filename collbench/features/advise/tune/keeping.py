@@ -127,10 +127,17 @@ def choose_worst(rows: Sequence[Judged], nodes: Nodes) -> dict[Cell, Judged]:
     return by_cell
 
 
-def measure_gains(rows: Sequence[Judged], nodes: Nodes, heads: int = 1) -> dict[Cell, Gain]:
-    """What head saves in each cell whose change has an interval, in its worst form. The p of rows
-    of the second stage are adjusted by Holm over all of these, and by Bonferroni over so many
-    ``heads``."""
+def measure_gains(
+    rows: Sequence[Judged], nodes: Nodes, heads: int = 1, despite_oversubscription: bool = False
+) -> dict[Cell, Gain]:
+    """What head saves in each cell whose change has an interval, in its worst form, with the lowest
+    end of all forms' intervals. The p of rows of the second stage are adjusted by Holm over all of
+    these, and by Bonferroni over so many ``heads``."""
+    most: dict[Cell, float] = {}  # more time that head may take, in any form
+    for row in rows:
+        if row.hi is not None:
+            cell = find_case_cell(row.case, nodes)
+            most[cell] = max(row.hi, most.get(cell, row.hi))
     tested = [row for row in rows if row.stage == 2 and row.p is not None]
     adjusted = adjust_by_holm([row.p or 0.0 for row in tested])
     p_by_key = dict(zip([row.key for row in tested], adjusted, strict=True))
@@ -138,13 +145,14 @@ def measure_gains(rows: Sequence[Judged], nodes: Nodes, heads: int = 1) -> dict[
         cell: Gain(
             nbytes=cell.nbytes,
             gain=-(row.delta or 0.0),
-            lo=-row.hi,
+            lo=-most[cell],
             hi=-row.lo,
             p=min(1.0, heads * p_by_key.get(row.key, 1.0 if row.p is None else row.p)),
             launches=row.pairs,
             is_paired=True,
             default=row.base.median,
             setting=row.head.median,
+            doubt="" if is_trusted(row, despite_oversubscription) else row.spared,
         )
         for cell, row in choose_worst(rows, nodes).items()
         if row.base and row.head and row.lo is not None and row.hi is not None

@@ -10,6 +10,7 @@ from typing import Any
 from collbench.core.simulate import Forecast, count_costs, find_fastest
 from collbench.core.text import format_bandwidth, format_duration, format_size
 from collbench.features.predict.fit import Estimate, Fit, LinkFit, Segment
+from collbench.records.stats import half_width
 from collbench.show.document import (
     Block,
     Cell,
@@ -256,13 +257,14 @@ def _format_time(estimate: Estimate | None) -> str:
 
 
 def _format_rate(estimate: Estimate | None) -> str:
-    return f"{1 / estimate.value:.3g} GB/s {_format_bounds(estimate)}" if estimate else "-"
+    if not estimate:
+        return "-"
+    rate = Estimate(1 / estimate.value, 1 / estimate.hi, 1 / estimate.lo)
+    return f"{rate.value:.3g} GB/s {_format_bounds(rate)}"
 
 
 def _format_bounds(estimate: Estimate) -> str:
-    return (
-        f"±{max(estimate.hi - estimate.value, estimate.value - estimate.lo) / estimate.value:.1%}"
-    )
+    return f"±{half_width(estimate.value, estimate.lo, estimate.hi):.1%}"
 
 
 def _format_half(part: Segment | LinkFit) -> str:

@@ -191,6 +191,14 @@ def test_sizes_in_between_have_presets_that_are_as_fast() -> None:
     ]
 
 
+def test_a_preset_that_may_not_be_advised_fills_no_size() -> None:
+    rows = [one("all_reduce", 4, 64, 4096, 2)]
+    cell = Cell(SERIES, 8)
+    wrong = {cell: {"preset 3": msgspec.structs.replace(gain(8), doubt="gave wrong data (4 KiB)")}}
+    made = fill_sizes(left(rows, wrong, 8))
+    assert made.fills == () and list_uncovered(made) == [cell]
+
+
 def test_between_two_rows_the_lower_one_holds_where_nothing_was_measured() -> None:
     rows = [one("all_reduce", 4, *sizes, 2) for sizes in ((8, 64), (70, 99))]
     assert 'ALLREDUCE="2:0-69;2:70-2147483647"' in FORMAT.write(advised(LIBRARY, rows))

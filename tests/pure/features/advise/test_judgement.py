@@ -236,6 +236,21 @@ def test_every_form_must_be_faster() -> None:
     assert any("was not measured with" in each.why for each in lacking.unadvised)
 
 
+def test_the_least_of_all_forms_is_what_a_setting_gains() -> None:
+    evidence = settle({"a": (-0.2,) * 4})
+    wide = settle({"a": (-0.22,) * 4}, width=8.0)
+    placed = FORM._replace(in_place=True)
+    cell = Cell(SERIES, 1024)
+    apart = [judge_evidence(each).rivals[cell]["a"] for each in (evidence, wide)]
+    cells = {
+        each: {**forms, placed: wide.cells[each][FORM]} for each, forms in evidence.cells.items()
+    }
+    both = judge_evidence(msgspec.structs.replace(evidence, cells=cells)).rivals[cell]["a"]
+    assert both.gain == apart[0].gain < apart[1].gain
+    assert both.lo == apart[1].lo < apart[0].lo
+    assert both.hi == apart[0].hi and not both.doubt
+
+
 def test_wrong_data_bars_a_setting() -> None:
     evidence = settle({"a": (-0.3,) * 4, "b": (-0.2,) * 4})
     advised = judge_evidence(with_measured(evidence, "a", fault="gave wrong data: 3 elements"))
@@ -258,6 +273,8 @@ def test_wrong_data_at_one_size_bars_a_setting_at_all() -> None:
     barred = judge_evidence(msgspec.structs.replace(evidence, notes=("left out: x",)))
     assert barred.rows == ()
     assert reasons(barred)[1024].why == "a is faster, but gave wrong data: 3 elements (64 KiB)"
+    tried = barred.rivals[Cell(SERIES, 1024)]["a"]
+    assert tried.lo > 0 and tried.doubt == "gave wrong data: 3 elements (64 KiB)"
     assert barred.notes == ("all_reduce, a: gave wrong data: 3 elements (64 KiB)", "left out: x")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from factories import case, hosted, make_file, record, world
 from tuner_plugin import Said
@@ -40,7 +41,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(
-    collective: str, factors: Mapping[tuple[str, Variables], Mapping[int, float]]
+    collective: str,
+    factors: Mapping[tuple[str, Variables], Mapping[int, float]],
+    dtype: str = "float",
 ) -> RunFile:
     """Ten fresh launches of each backend and setting, by size so many times the default's time."""
     worlds, records = [], []
@@ -52,7 +55,8 @@ def measured(
             given = {"backend": backend, "n": 8, "env": env, "library": library, "ranks": device}
             worlds.append(world(index, **given))
             for nbytes, factor in by_size.items():
-                what = case(nbytes, collective, n=8, backend=backend, env=env, cycle=cycle)
+                fields = {"backend": backend, "env": env, "cycle": cycle, "dtype": dtype}
+                what = case(nbytes, collective, n=8, **fields)
                 median = 1e6 * factor * (1 + 0.004 * ((cycle * 7 + index) % 5))
                 ran = HEARD[nbytes] if not env and backend == "nccl" else None
                 records.append(record(what, median, world=index, chose=ran))
@@ -98,9 +102,11 @@ def test_a_faster_tree_is_in_the_plug_ins_file_and_all_else_is_as_nccl_chose(
 def test_a_faster_kernel_is_in_the_engines_tables() -> None:
     faster = dict(zip(SIZES, (0.7, 0.7, 0.7, 1.3), strict=True))
     even = dict.fromkeys(SIZES, 1.0)
-    runs = measured("all_reduce", {("nccl", ()): even, ("torch_multimem", ()): faster})
-    given = judge(runs)
+    sides = {("nccl", ()): even, ("torch_multimem", ()): faster}
+    given = judge(measured("all_reduce", sides, "bfloat16"))
     assert given.backend == "nccl"
+    plain = msgspec.structs.replace(judge(measured("all_reduce", sides)), device="H200")
+    assert "for bfloat16 only, and float was measured" in ENGINES[0].refuse(plain)
     for engine in ENGINES[:2]:
         assert "is none that they have" in engine.refuse(given)
         known = Advised(

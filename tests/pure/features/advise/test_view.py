@@ -166,6 +166,13 @@ def test_gains_of_a_search_are_no_evidence(advised: Advised) -> None:
     assert "luck" not in terminal.render_text(document, 80) + html.render_page(document, "cdn")
 
 
+def test_the_map_calls_no_gain_sure_that_may_not_be_advised(advised: Advised) -> None:
+    rivals = {Cell(SERIES, 1024): {"a": gain(0.5), "b": gain(0.5, doubt="gave wrong data <3>")}}
+    (figure,) = draw_maps(msgspec.structs.replace(advised, rivals=rivals))
+    assert figure.data[0]["text"] == [["50*"], ["50"]]
+    assert figure.data[0]["customdata"][1][0].endswith("; gave wrong data &lt;3&gt;")
+
+
 def test_verified_rows_need_no_other_verification(advised: Advised) -> None:
     assert "--verify measures it again" in shown(advised)
     rows = tuple(msgspec.structs.replace(row, verified="2026-01-03") for row in advised.rows)

@@ -21,12 +21,14 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.core.simulate import count_costs
 from collbench.features.predict import fit, fit_command, regression
 from collbench.features.predict.fit_command import FitOptions
+from collbench.features.predict.views import prediction
 from collbench.records import run_file
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
 SIZES = 8 * 2 ** np.arange(28)  # 8 B to 1 GiB
 ALPHA, BETA, GAMMA = 5e3, 0.1, 0.04  # ns, ns a byte
+NAMES = ("all_reduce", "all_gather")
 RUN = factories.run("r1", environment={}, started="")
 
 
@@ -213,6 +215,110 @@ def test_a_ring_all_gather_besides_tells_gamma() -> None:
         assert found.lo < found.value < found.hi
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [("all_reduce", "ring", 8), ("all_gather", "ring", 8)],
+        [("broadcast", "binomial", 6), ("all_gather", "ring", 8), ("all_gather", "ring", 5)],
+    ],
+)
+def test_intervals_of_a_link_hold_what_its_series_differ_by(kinds: list[Any]) -> None:
+    cases = [case(s, *kind) for kind in kinds for s in SIZES[::2].tolist()]
+
+    def fit_apart(apart: float) -> fit.LinkFit:
+        shifts = dict(zip(kinds, (-apart, apart, 0.0), strict=False))
+
+        def time(one: Case) -> float:
+            return true(one) * math.exp(shifts[one.collective, one.algorithm, one.n])
+
+        rng = np.random.default_rng(18)
+        (link,) = fit.fit_links(fit.make_series(recorded(rng, cases, 0.01, 1, time)))
+        return link
+
+    alike, apart = fit_apart(0.0), fit_apart(0.1)
+    for near, far, wanted in ((alike.alpha, apart.alpha, ALPHA), (alike.beta, apart.beta, BETA)):
+        assert near and far
+        assert near.lo < wanted < near.hi < 1.25 * near.lo
+        assert far.lo < wanted < far.hi and far.hi / far.lo > 1.25
+    assert apart.resampled.endswith(f"and what {len(kinds)} series differ by")
+
+
+def test_what_a_model_misses_of_a_series_is_no_scatter() -> None:
+    file = recorded(np.random.default_rng(19), [case(s) for s in SIZES.tolist()], 0.05)
+    (series,) = fit.make_series(file)
+    draws, word = fit._draw_medians(series, series.measured / 1.2, 2)
+    assert word == "residuals"
+    centre = np.median(np.log(draws / (series.measured / 1.2)))
+    assert abs(centre) < 0.05  # around the model, not around what was measured
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"arrival": "random:1ms"}, "gloo float isolated random:1ms"),
+        ({"groups": "mod:2", "of": 2, "group": 1}, "gloo float isolated mod:2 group 1"),
+        ({"n": 5}, ""),
+    ],
+)
+def test_series_of_other_wires_are_links_of_their_own(fields: dict[str, Any], name: str) -> None:
+    sizes = SIZES[::2].tolist()
+    other = [case(s, "all_gather", **fields) for s in sizes]
+    factor = 3 if name else 1
+    file = recorded(
+        np.random.default_rng(20),
+        [*(case(s) for s in sizes), *other],
+        0.01,
+        1,
+        lambda one: true(one) * (factor if one.collective == "all_gather" else 1),
+    )
+    links = fit.fit_links(fit.make_series(file))
+    assert [link.name for link in links] == ["gloo float isolated", *filter(None, [name])]
+    assert [link.alpha and link.alpha.value / ALPHA for link in links] == [
+        pytest.approx(each, rel=0.05) for each in (1, 3)[: len(links)]
+    ]
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_other_machines_and_ways_of_timing_are_links_of_their_own(is_elsewhere: bool) -> None:
+    sizes = SIZES[::2].tolist()
+    rng = np.random.default_rng(21)
+    files = [recorded(rng, [case(s, name) for s in sizes], 0.01) for name in NAMES]
+    blocking = msgspec.structs.replace(RUN.policy, blocking=not RUN.policy.blocking)
+    how = {"environment": {"cpu": {"model": "x"}}} if is_elsewhere else {"policy": blocking}
+    run = msgspec.structs.replace(RUN, id="r2", **how)
+    files[1] = msgspec.structs.replace(files[1], run=run)
+    links = fit.fit_links([series for file in files for series in fit.make_series(file)])
+    assert [(link.name, link.members) for link in links] == [
+        (f"gloo float isolated of run {run}", [f"{name} ring@gloo on 8"])
+        for run, name in zip(("r1", "r2"), NAMES, strict=True)
+    ]
+
+
+def test_ranks_on_one_host_and_on_several_are_no_link() -> None:
+    here, there = ([case(s, n=n) for s in SIZES[::2].tolist()] for n in (4, 8))
+    file = recorded(np.random.default_rng(21), [*here, *there], 0.01)
+    worlds = [
+        factories.world(0, n=4, ranks=factories.hosted(4, 4)),
+        factories.world(1, n=8, ranks=factories.hosted(8, 4)),
+    ]
+    records = [
+        msgspec.structs.replace(record, world=int(record.case.n == 8)) for record in file.records
+    ]
+    links = fit.fit_links(
+        fit.make_series(msgspec.structs.replace(file, records=records, worlds=worlds))
+    )
+    assert [link.name for link in links] == [
+        "gloo float isolated",
+        "gloo float isolated across hosts",
+    ]
+
+
+def test_bounds_of_a_rate_are_those_of_its_reciprocal() -> None:
+    estimate = fit.Estimate(0.1, 0.05, 0.12)
+    assert prediction._format_time(estimate).endswith("±50.0%")
+    assert prediction._format_rate(estimate) == "10 GB/s ±100.0%"  # 8.3 to 20 GB/s
+
+
 def test_ranks_and_algorithms_are_fitted_together() -> None:
     pairs = [
         ("all_reduce", "recursive_doubling", 8),
@@ -303,7 +409,7 @@ def test_a_link_comes_from_a_run_in_seconds_with_its_source(tmp_path: Path) -> N
     assert link.alpha == pytest.approx(ALPHA * 1e-9, rel=0.02)
     assert link.beta == pytest.approx(BETA * 1e-9, rel=0.02)
     assert link.gamma == pytest.approx(GAMMA * 1e-9, rel=0.1)
-    assert "run r1" in note and "ring@gloo" in note and "alpha 4.9" in note
+    assert "run r1" in note and "ring@gloo" in note and "alpha 4." in note
     assert math.isclose(
         run_file.read_file(tmp_path / "a.jsonl").records[0].times_ns[0], true(cases[0]), rel_tol=0.1
     )

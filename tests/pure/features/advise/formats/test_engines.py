@@ -101,6 +101,12 @@ def test_where_another_kernel_is_advised_the_engines_may_win_all_the_same() -> N
     assert read_ends(VLLM, given) == [(8, 32 * KIB, "torch_multimem")]
     unsure = {Cell(EIGHT, size): {"torch_multimem": gain(size, lo=-0.01)} for size in SMALL[:2]}
     assert "does not win" in VLLM.refuse(advise_nccl(rows, rivals=unsure))
+    doubt = "flagged throttled"
+    flagged = {
+        Cell(EIGHT, size): {"torch_multimem": msgspec.structs.replace(gain(size), doubt=doubt)}
+        for size in SMALL[:2]
+    }
+    assert "does not win" in VLLM.refuse(advise_nccl(rows, rivals=flagged))
     by_chance = {Cell(EIGHT, size): {"torch_multimem": gain(size, p=0.2)} for size in SMALL[:2]}
     assert "does not win" in VLLM.refuse(advise_nccl(rows, rivals=by_chance))
 
@@ -137,6 +143,24 @@ def test_advice_about_something_else_is_refused(
 ) -> None:
     reason = form.refuse(msgspec.structs.replace(won(), **changes))
     assert (why in reason) or (form is TRT and "torch_one_shot or torch_two_shot" in reason)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.key)
+@pytest.mark.parametrize("dtypes", [("float",), ("bfloat16", "float"), ("half",), ()])
+def test_times_of_another_datatype_than_the_engine_runs_are_refused(
+    form: Any, dtypes: tuple[str, ...]
+) -> None:
+    rows = [
+        kernel_row("torch_multimem", SMALL, high=45 * KIB),
+        kernel_row("torch_one_shot", (8 * KIB, 256 * KIB), FOUR),
+    ]
+    assert form.refuse(advise_nccl(rows)) == ""
+    why = form.refuse(advise_nccl(rows, dtypes=dtypes))
+    if form is TRT and dtypes == ("half",):
+        assert why == ""
+    else:
+        measured = dtypes[-1] if dtypes else "an unknown datatype"
+        assert f"only, and {measured} was measured (-d bfloat16)" in why
 
 
 @pytest.mark.parametrize("form", CUTS, ids=lambda form: form.key)

@@ -13,6 +13,7 @@ from advised import (
     advice,
     advise_by_chance,
     advise_nccl,
+    flatten,
     others,
     unadvised,
 )
@@ -132,6 +133,73 @@ def test_an_algorithm_alone_takes_the_protocol_that_was_heard() -> None:
     ran = Choice(algorithm="Tree", protocol="LL", channels=4)
     text = EXAMPLE.write(advise_one(setting=setting, ran=ran))
     assert Twin(text, 16, 2).ask("all_reduce", SIZES[0]) == Said("Tree", "LL", 0)
+
+
+def pin_channels(count: str) -> dict[str, object]:
+    """A ring of so many channels, no fewer and no more."""
+    env = [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")]
+    env += [(name, count) for name in ("NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS")]
+    setting = Setting(backend="nccl", env=tuple(sorted(env)))
+    return {"setting": setting, "ran": msgspec.structs.replace(SIMPLE, channels=int(count))}
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.key)
+def test_more_channels_than_nccl_has_by_itself_are_refused(form: object) -> None:
+    """NCCL_MIN_NCHANNELS makes more; what a tuner asks for is cut to what there is."""
+    version = "RCCL 2.27.7" if form is RCCL else "NCCL 2.30.7"
+    for count, is_refused in (("32", True), ("24", False)):  # as SIMPLE
+        given = advise_one(**pin_channels(count))
+        why = form.refuse(advise_nccl(given.rows, given.unadvised, version))  # type: ignore[attr-defined]
+        assert ("not raise it: NCCL itself was heard with 24 at most" in why) == is_refused
+        assert bool(why) == is_refused
+    silent = [advice(SIZES, **pin_channels("8"), default_ran=None)]  # type: ignore[arg-type]
+    why = form.refuse(advise_nccl(silent, version=version))  # type: ignore[attr-defined]
+    assert "NCCL itself did not say how many it has" in why
+
+
+GB200 = "NVIDIA GB200"
+
+
+def test_hosts_that_nvlink_may_join_are_any_number_of_nodes() -> None:
+    given = msgspec.structs.replace(advise_one(), device=GB200)
+    assert EXAMPLE.refuse(given) == ""
+    text = EXAMPLE.write(given)
+    for nodes in (1, 2):  # as NCCL counts two trays of one NVLink domain, and of two
+        assert Twin(text, 16, nodes).ask("all_reduce", SIZES[0]) == Said("Tree", "LL128", 0)
+    assert {(rule.n, rule.nodes) for rule in EXAMPLE.read(text)} == {(16, None)}
+    assert "rows of several hosts hold on any number" in flatten(text)
+    assert "--for nccl takes any number of nodes" in NCCLX.refuse(given)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_joined"),
+    [
+        ("NVIDIA H100 80GB HBM3", False),
+        ("NVIDIA A100-SXM4-80GB", False),
+        ("NVIDIA B200", False),
+        ("NVIDIA L40S", False),
+        ("NVIDIA GB300", True),
+        ("NVIDIA GH200 480GB", True),
+        ("", True),
+    ],
+)
+def test_nodes_are_hosts_for_gpus_whose_nvlink_ends_there(device: str, is_joined: bool) -> None:
+    given = msgspec.structs.replace(advise_one(), device=device)
+    rules = EXAMPLE.read(EXAMPLE.write(given))
+    assert {rule.nodes for rule in rules} == {None if is_joined else 2}
+    assert (NCCLX.refuse(given) != "") == is_joined
+    more = [unadvised(size, ALL_REDUCE._replace(nodes=4), SIMPLE) for size in (1 << 10, 64 << 20)]
+    more += others(16, 4)
+    both = advise_nccl(given.rows, [*given.unadvised, *more], device=device)
+    assert ("rows of 16 ranks on 2 hosts may hold on 4 hosts" in EXAMPLE.refuse(both)) == is_joined
+    assert bool(EXAMPLE.refuse(both)) == is_joined
+
+
+def test_one_host_is_one_node_of_any_gpu() -> None:
+    series = ALL_REDUCE._replace(n=4, nodes=1)
+    cells = [unadvised(BELOW, series), unadvised(ABOVE, series, SIMPLE), *others(4, 1)]
+    given = advise_nccl([advice(SIZES, series=series)], cells, device=GB200)
+    assert {rule.nodes for rule in EXAMPLE.read(EXAMPLE.write(given))} == {1}
 
 
 @pytest.mark.parametrize(

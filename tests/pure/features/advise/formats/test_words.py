@@ -161,6 +161,16 @@ def test_what_was_not_tried_somewhere_is_not_exported() -> None:
     assert "export OMP" not in text and "not known to be as fast" in flatten(text)
 
 
+def test_what_may_not_be_advised_somewhere_is_not_exported() -> None:
+    wrong = rivals(NAME, *[0.14] * 5, series=GATHER)
+    cell = Cell(GATHER, 64)
+    doubt = "gave wrong data: 3 elements (4 MiB)"
+    wrong[cell] = {NAME: msgspec.structs.replace(wrong[cell][NAME], doubt=doubt)}
+    text = WORDS.write(advise(row(threads(), NAME, *ALL), rivals=wrong))
+    assert "\nexport OMP" not in text
+    assert f"not known to be as fast at all_gather of 64 B ({doubt})" in flatten(text)
+
+
 def test_a_cell_that_is_not_advised_counts_where_rivals_are_not_told() -> None:
     """As in the advice that a verification leaves."""
     of_gather = Cell(GATHER, 64)

@@ -232,6 +232,19 @@ def test_what_holds_must_hold_in_every_form() -> None:
     assert by_size[1024].gain and by_size[1024].gain.gain == pytest.approx(0.1)
 
 
+def test_a_gain_has_the_lowest_end_of_all_forms_and_the_flags_of_the_worst() -> None:
+    doubt = f"oversubscribed: {SPARED}"
+    verdicts = [
+        judged(1024, -0.1, of={"in_place": True}, spared=doubt),
+        judged(1024, -0.2, hi=0.3),
+    ]
+    cell = Cell(SERIES, 1024)
+    gain = keeping.measure_gains(verdicts, {})[cell]
+    assert (gain.gain, gain.lo) == pytest.approx((0.1, -0.3))
+    assert gain.doubt == doubt
+    assert not keeping.measure_gains(verdicts, {}, 1, True)[cell].doubt
+
+
 def test_p_is_adjusted_by_holm_over_the_second_stage() -> None:
     verdicts = [judged(1024, -0.1, p=0.01), judged(4096, -0.1, p=0.001)]
     verdicts.append(judged(16384, 0.0, p=0.5, stage=1))
