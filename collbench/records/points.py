@@ -59,6 +59,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """The larger half of the interval, as a share of the median."""
         return half_width(self.median, self.lo, self.hi)
 
+    @property
+    def rate_half_width(self) -> float:
+        """The larger half of a bandwidth's interval, as a share of the bandwidth."""
+        if self.lo <= 0 or not self.median:
+            return math.inf
+        return half_width(1 / self.median, 1 / self.hi, 1 / self.lo)
+
 
 def make_points(rows: Iterable[rows_.Row]) -> list[Point]:
     """A point for each case of a run of which any launch is fit."""

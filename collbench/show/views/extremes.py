@@ -86,12 +86,15 @@ def _describe_peak(rows: Timed, points: Sequence[Point], varying: Sequence[str])
     if point is None:
         return [f"peak busbw not known{_explain_unknown(rated)}"]
     figure = f"{format_bandwidth(point.busbw)} GB/s"
-    return [f"peak busbw {_describe_figure(figure, point, varying)}"]
+    return [f"peak busbw {_describe_figure(figure, point, varying, of_rate=True)}"]
 
 
-def _describe_figure(figure: str, point: Point, varying: Sequence[str]) -> str:
+def _describe_figure(
+    figure: str, point: Point, varying: Sequence[str], *, of_rate: bool = False
+) -> str:
     """The phrase for a figure: with its interval, the case that it is of, and its flags."""
-    sure = "" if is_without_interval(point) else f" {format_interval(point.half_width)}"
+    half = point.rate_half_width if of_rate else point.half_width
+    sure = "" if is_without_interval(point) else f" {format_interval(half)}"
     flags = name_flags(point.pooled, list_point_doubts(point))
     doubted = f" ({', '.join(flags)})" if flags else ""
     return f"{figure}{sure} at {describe_point(point.case, varying)}{doubted}"

@@ -243,11 +243,12 @@ def _name_series(case: Case, varying: Sequence[str], label: str) -> str:
     return plain_line(", ".join(filter(None, [label, case.label, *details])))
 
 
-def plus_minus(point: Point) -> str:
-    """The interval as words.format_interval has it; nothing for a prediction."""
+def plus_minus(point: Point, *, of_rate: bool = False) -> str:
+    """The interval of the time, or of the bandwidth, as words.format_interval has it; nothing for a
+    prediction."""
     if point.predicted:
         return ""
-    return format_interval(point.half_width)
+    return format_interval(point.rate_half_width if of_rate else point.half_width)
 
 
 def choose_series(series: Sequence[Series], most: int) -> list[Series]:

@@ -104,7 +104,7 @@ def _describe_extreme(
     if point is None:
         return "not known", "", why_unknown(points)
     figure = format_bandwidth(point.busbw) if peak else format_duration(point.median)
-    sure = "" if is_without_interval(point) else plus_minus(point)
+    sure = "" if is_without_interval(point) else plus_minus(point, of_rate=peak)
     spot = ", ".join([*[format_size(point.size)] * bool(point.size), names[id(point)]])
     doubted = f" ({', '.join(flags)})" if (flags := list_point_doubts(point)) else ""
     return figure, sure, f"{spot}{doubted}"

@@ -805,6 +805,14 @@ def test_a_peak_is_of_a_row_without_doubt_unless_one_with_a_doubt_is_surely_high
     assert "peak busbw not known" in told_peak([few, unknown])
 
 
+def test_the_interval_of_a_peak_is_that_of_the_bandwidth() -> None:
+    """Half the time is twice the bandwidth."""
+    wide = {"lo": 14_000, "hi": 21_000}
+    told = told_peak([measured(a_case(nbytes=size), 20_000, row=wide) for size in (1024, 2048)])
+    assert "latency floor 20.0 µs ±30% at 1 KiB" in told
+    assert "peak busbw 0.15 GB/s ±43% at 2 KiB" in told
+
+
 def two_modes(nbytes: int, low: float, high: float, share: float, stretches: bool = False):
     modal = {"modes": (low, high), "mode_share": share, "in_stretches": stretches}
     return measured(a_case(nbytes=nbytes), row={"flags": ("bimodal",), **modal})
