@@ -546,7 +546,7 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
             "-r": not row.rooted and axes.roots != (0,),
             "-d": not row.moves_data and axes.dtypes != ("float",),
             "--place": not row.moves_data and axes.in_place != PLACES["both"],
-            "--align": not row.total and axes.align > 1,
+            "--align": not row.has_equal_blocks and axes.align > 1,
         }
         ineffective |= {option: row.name for option, nothing in without_effect.items() if nothing}
     for what, backends in ineffective.items():

@@ -30,8 +30,8 @@ class RunsOptions:
         Option(
             "--last",
             min=1,
-            show_default=str(SHOWN),
-            help="Show this many, newest last; --delete: all, or these.",
+            show_default=False,
+            help=f"Show this many, newest last (default {SHOWN}); --delete: only these.",
         ),
     ] = None
     output_format: PlainTable = "table"

@@ -85,6 +85,11 @@ class Collective(NamedTuple):
     one_way: bool = False
 
     @property
+    def has_equal_blocks(self) -> bool:
+        """Whether the larger buffer is divided among ranks into blocks of one length."""
+        return self.total and not self.uneven
+
+    @property
     def is_personal(self) -> bool:
         """Whether each rank has other data for each."""
         return self.name in ("all_to_all", "all_to_allv")

@@ -87,7 +87,7 @@ def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, 
     if (given := _find_table(spec, n)) is not None:
         if spec.startswith("matrix") and (total := table_bytes(spec, n)) != nbytes:
             raise UsageError(
-                f"--splits {spec[:200]}: its largest buffer has {total} B, and the case's {nbytes}",
+                f"--splits {spec[:200]}: its largest buffer has {total} B, the case's {nbytes} B",
                 "put the file back that was measured, or measure anew",
             )
         table = _count_whole_elements(given, itemsize)

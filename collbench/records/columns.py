@@ -95,7 +95,7 @@ COLUMNS = (
         "wire",
         "number",
         "",
-        "bytes counted on their way over those that the algorithm's table has, where counted",
+        "bytes counted on their way over those that the algorithm's schedule has, where counted",
         "derived.wire",
     ),
     Column("moves", "text", "", "what wire comes of, or why it is unknown", "derived.moves"),

@@ -191,7 +191,8 @@ def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived 
     flags = row.flags
     if suite.in_launches:
         flags = tuple(flag for flag in flags if flag != "unconverged")
-    if waits_for_all(record.case, suite.policy) and not {"imported", "predicted"} & set(flags):
+    known = {"imported", "predicted", "blocking"} & set(flags)
+    if waits_for_all(record.case, suite.policy) and not known:
         flags = ("blocking", *flags)
     return row if flags == row.flags else msgspec.structs.replace(row, flags=flags)
 

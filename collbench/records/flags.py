@@ -312,8 +312,8 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "cut-short",
         lambda inputs: inputs.record.stop == "cut",
         is_always,
-        "the run ended while this was measured: what was finished is shown, its data was not"
-        " checked afterwards, and no verdict rests on it",
+        "the run, or this case's ranks, ended while it was measured: what was finished is shown,"
+        " and no verdict rests on it",
         "collbench run --resume measures it again",
         effect="ungates",
         letter="C",
@@ -442,7 +442,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "wire",
         lambda inputs: inputs.traffic_factor > 1,
         is_always,
-        "more bytes were sent than the algorithm's table has (a library's own choice: than busbw"
+        "more bytes were sent than the algorithm's schedule has (a library's own choice: than busbw"
         " assumes), as counted or known of this library; `wire` is the ratio",
         "judge links by what they carried; another algorithm (--algo) may send less",
         letter="W",

@@ -96,7 +96,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carried(self) -> float:
-        """Bytes that links carried over those of the algorithm's table; 1 if unknown."""
+        """Bytes that links carried over those of the algorithm's schedule; 1 if unknown."""
         return self.derived.carried if self.derived else 1.0
 
     @property

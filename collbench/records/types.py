@@ -24,6 +24,7 @@ SCHEMA = 1
 
 
 PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
+BACKGROUND_SAMPLES = 1000  # times of a background that are kept
 
 
 MOST_ENVIRONMENT = 1 << 18  # bytes, of which a machine's description takes some thousand

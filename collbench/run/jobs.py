@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True):
     ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
     rank 0 asks what to go on with. ``in_turns``: a world that waits for its turn before each case
     and each block of samples, while another one has the machine. ``file`` is the one that has the
-    backend, where no package has it.
+    backend, where no package has it. ``beside``: some case has a background.
     """
 
     index: int
@@ -62,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     open: bool = False
     in_turns: bool = False
     file: BackendFile | None = None
+    beside: bool = False
 
     @property
     def processes(self) -> int:

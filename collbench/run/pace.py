@@ -22,7 +22,13 @@ from collbench.core.collectives import COLLECTIVE
 from collbench.records import stats
 from collbench.records.derive import BROKE_LATER, NO_SAMPLE
 from collbench.records.flags import FEWEST_SAMPLES
-from collbench.records.types import PER_RANK_SAMPLES, Record, World
+from collbench.records.types import (
+    BACKGROUND_SAMPLES,
+    PER_RANK_SAMPLES,
+    Background,
+    Record,
+    World,
+)
 from collbench.run.jobs import Job, Plan
 from collbench.run.plan import estimate_seconds
 from collbench.run.runner import runner_of
@@ -278,6 +284,15 @@ def interval_width(record: Record) -> float:
     return stats.half_width(*stats.median_interval(np.sort(times), stats.n_eff(times)))
 
 
+def _merge_backgrounds(first: Background, second: Background) -> Background:
+    known = first.went_ns and second.went_ns
+    return Background(
+        alone_ns=second.alone_ns,
+        during_ns=(first.during_ns + second.during_ns)[:BACKGROUND_SAMPLES],
+        went_ns=first.went_ns + second.went_ns if known else 0,
+    )
+
+
 def merge_visits(first: Record, second: Record, enough: float) -> Record:
     """One record of both visits to a case: the two measurements of it in one run. The record has
     converged if its median's interval is at most ``enough``, relative to the median.
@@ -316,6 +331,8 @@ def merge_visits(first: Record, second: Record, enough: float) -> Record:
         pairs = zip(getattr(first, name), getattr(second, name), strict=True)
         fields[name] = [(earlier + more)[:PER_RANK_SAMPLES] for earlier, more in pairs]
     fields["preempted"] = first.preempted + second.preempted
+    if first.background and second.background:
+        fields["background"] = _merge_backgrounds(first.background, second.background)
     both = msgspec.structs.replace(second, **fields)
     if interval_width(both) <= enough:
         return msgspec.structs.replace(both, stop="converged")

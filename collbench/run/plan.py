@@ -119,6 +119,7 @@ def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
                 choose_timeout(ordered, policy),
                 divided,
                 file=find_file(backend),
+                beside=any(job.case.background for job in ordered),
             )
         )
     return plans

@@ -160,8 +160,8 @@ def refuse_another_launcher(
             continue
         if world.launcher != launcher:
             raise UsageError(
-                f"{resumed.path} cannot be resumed: its ranks were started by"
-                f" {_name_starter(world.launcher)}, and would now be by {_name_starter(launcher)}",
+                f"{resumed.path} cannot be resumed: {_name_starter(world.launcher)} started its"
+                f" ranks, and now {_name_starter(launcher)} would",
                 "resume it as it was begun, or measure anew",
             )
         refuse_other_hosts(resumed, list_hosts(world.n))

@@ -134,7 +134,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def block_step(self) -> int:
         """Elements that the blocks of ranks are rounded down to a multiple of (``align``); 1 where
         there are no such blocks."""
-        return max(1, self.align // self.type.size) if self.row.total else 1
+        return max(1, self.align // self.type.size) if self.row.has_equal_blocks else 1
 
     @property
     def matrix(self) -> np.ndarray:

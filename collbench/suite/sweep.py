@@ -423,7 +423,7 @@ def _expand_product(axes: Axes) -> Iterator[Case]:
                 env=env,
                 splits=split,
                 background=background,
-                align=axes.align if row.total else 1,
+                align=axes.align if row.has_equal_blocks else 1,
                 cycle=cycle,
                 groups=rule,
                 group=group,

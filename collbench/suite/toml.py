@@ -5,6 +5,7 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -33,7 +34,7 @@ from collbench.suite.grammar import (
     sweep_sizes,
 )
 from collbench.suite.measurable import find_measurables
-from collbench.suite.policy import MOST_SECONDS, Policy
+from collbench.suite.policy import Policy
 from collbench.suite.sweep import (
     Axes,
     Exclude,
@@ -193,19 +194,16 @@ def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
     values = _parse_values(table, POLICY, where)
     if "iters" in values:
         values = {"batch": values["iters"], **values}  # as -n does
-    policy = Policy(**values)
-    most_seconds = MOST_SECONDS if policy.max_seconds is None else policy.max_seconds
-    bounds = {
-        "min_iters": ("max_iters", policy.min_iters, policy.max_iters),
-        "min_seconds": ("max_seconds", policy.min_seconds, most_seconds),
-    }
-    for key, (other, least, most) in bounds.items():
-        if key in values and least > most:
+    for key, other in (("min_iters", "max_iters"), ("min_seconds", "max_seconds")):
+        if values.get(key, 0) > values.get(other, math.inf):
             raise UsageError(
-                f"{where}, {key}: {least:g} is larger than {other}, {most:g}",
+                f"{where}, {key}: {values[key]:,} is larger than {other}, {values[other]:,}",
                 f"lower {key} or raise {other}",
             )
-    return policy
+    policy = Policy(**values)
+    if "max_iters" in values:
+        return msgspec.structs.replace(policy, min_iters=min(policy.min_iters, policy.max_iters))
+    return msgspec.structs.replace(policy, max_iters=max(policy.min_iters, policy.max_iters))
 
 
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}

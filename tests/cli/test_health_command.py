@@ -574,7 +574,7 @@ def test_a_case_is_measured_again_as_it_was(
 
     wanted = [
         ROW,
-        replace(ROW, env=(("NCCL_ALGO", "Ring"),), align=16),
+        replace(ROW, collective="all_gather", op="none", env=(("NCCL_ALGO", "Ring"),), align=16),
         nightly()[-1],
         nightly()[20],
     ]

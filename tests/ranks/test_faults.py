@@ -474,4 +474,4 @@ def test_ranks_have_a_variable_that_is_not_utf_8_and_run_in_any_folder(
     assert done.returncode == Exit.OK, done.stderr
     done = warm(*words, **env, TMPDIR=str(folder))
     assert done.returncode == Exit.CANNOT_RUN
-    assert "has a path that is not UTF-8" in done.stderr and "set TMPDIR" in done.stderr
+    assert "is not UTF-8" in done.stderr and "set TMPDIR" in done.stderr

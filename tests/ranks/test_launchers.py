@@ -186,7 +186,7 @@ def test_only_the_launcher_of_a_run_goes_on_with_it(
     before_all = cut_short(path)
     done = resume_under(relay, path, SRUN, "-n", "2")
     assert done.returncode == 2 and path.read_bytes() == before_all, done.stderr
-    words = "its ranks were started by collbench on this machine, and would now be by srun"
+    words = "collbench on this machine started its ranks, and now srun would"
     assert words in done.stderr and "Traceback" not in done.stderr
     assert warm("run", "--resume", str(path)).returncode == 0
     assert len(measured(path).worlds) == 2

@@ -474,9 +474,7 @@ def _is_due(terms: _Terms, pair: Pair, row: Judged) -> bool:
         return True
     if row.verdict == "INVALID":
         sound = (
-            pair.base
-            and pair.base.ran
-            and not (pair.base.reason_of("wrong") or pair.base.reason_of("failed"))
+            pair.base and pair.base.ran and not (pair.base.reason_of("wrong") or pair.base.failure)
         )
         return bool(sound) and not (pair.base and pair.base.broken)
     return row.verdict == "INCOMPARABLE"

@@ -40,7 +40,8 @@ class NightRecord(NamedTuple):
 class Timing(NamedTuple):
     """A case (cycle 0) in each launch that a judgement may rest on: ns a call. ``lost`` says, by
     reason, how many launches tell nothing, none of which is among ``medians``. ``carried`` is how
-    many times its algorithm's table links carried. ``cycles`` are the launches' first cycles."""
+    many times what its algorithm's schedule has links carried. ``cycles`` are the launches' first
+    cycles."""
 
     case: Case
     run: str

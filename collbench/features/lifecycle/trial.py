@@ -112,8 +112,7 @@ class LifeTrial(_Watcher):
         under_mpi = self._case.backend == "mpi"
         if under_mpi and not self._one_host:
             raise CannotRun(
-                "the ranks of a life on MPI are started by an mpirun on rank 0's host, and these"
-                " are on several hosts",
+                "a life on MPI is started by an mpirun on one host, and these ranks are on several",
                 "measure it on one host",
             )
         bench.board.enter(bench.rank, Phase.MEASURING)

@@ -46,7 +46,7 @@ def refuse_unreadable_folder(path: str) -> None:
     """Raises CannotRun where a path is not UTF-8, as which libraries take it."""
     if readable_text(path) != path:
         raise CannotRun(
-            f"the folder of temporary files, {path}, has a path that is not UTF-8",
+            f"the path of the temporary folder, {path}, is not UTF-8",
             "set TMPDIR to another",
         )
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from collbench.records.types import Background
+from collbench.records.types import BACKGROUND_SAMPLES, Background
 from collbench.run.backends import Backend, do_nothing
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import allocate_slots
@@ -32,7 +32,6 @@ from collbench.suite.case import Case
 UNIT_NS = 1_000_000  # of computation, which is timed as one
 TOGETHER = 8  # calls of a collective between two questions whether to stop
 FEWEST, LEAST_S = 20, 0.2  # that are timed alone, and for how long
-MOST = 1000  # times that are kept
 SPUN = 1 << 20  # numbers that are added up to find how long that takes
 PAUSE_S = 0.01  # between looks at what it does
 T = TypeVar("T")
@@ -60,6 +59,7 @@ def make_background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
         family = backgrounds.parse_background(case.background).family(case.world)
         backend = sites.at(family, "background")  # which all ranks make
         if not any(bench.rank in group for group in family):
+            allocate_slots(backend, [], [])  # which all ranks do together
             return None
         task = _make_collective(bench, other, backend)
     beat = partial(bench.board.beat, bench.rank)
@@ -174,7 +174,7 @@ class Behind:
         times = self._times[1:]
         self._times.clear()
         self._began, self._went_ns = clock(), 0
-        return times[:MOST]
+        return times[:BACKGROUND_SAMPLES]
 
     def result(self) -> Background:
         """Its times alone and while calls were measured, in ns."""

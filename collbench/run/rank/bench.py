@@ -27,7 +27,7 @@ class Bench(NamedTuple):
     ``ranks`` are those whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
     anyway. ``watch`` is of this rank's GPU, if it has one, and ``streak`` its guards'; ``in_turns``
-    as in Plan; the ``calibrator`` is Protocol's; some case has a background, or none (``beside``).
+    and ``beside`` as in Plan; the ``calibrator`` is Protocol's.
     """
 
     rank: int

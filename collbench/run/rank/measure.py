@@ -425,7 +425,7 @@ class Protocol:
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
         """Warm up, choose how many calls make a sample, measure, with a pause before each block.
-        ``first_ns``, of which rank 0's counts, is what the first call took on the slowest rank."""
+        ``first_ns``, of which rank 0's counts, is what the first call took."""
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
         only = None
@@ -450,7 +450,9 @@ class Protocol:
             sampler.dirty = [*sampler.dirty, *dirty]
             typical *= sampler.inner
             sampler.take(SETTLED, self._sync)
-        on_measure()
+            only = None
+        if only is None:
+            on_measure()
         pace = pace._replace(sample=typical, total=typical + around)
         samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace, only)
         overhead = overhead_ns(sampler, self._control)

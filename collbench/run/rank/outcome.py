@@ -264,7 +264,9 @@ def select_timing(
         calls=measured.inner * policy.agg_iters,
         warmup=measured.warmup,
         steady=measured.steady,
-        stop=measured.stop if every_rank else judge_stop(measured.stop, times, policy),
+        stop=measured.stop
+        if every_rank or policy.fixes_samples(case.mode)
+        else judge_stop(measured.stop, times, policy),
         sync=measured.scheme,
         discarded=measured.invalid,
         overhead=measured.overhead_ns,

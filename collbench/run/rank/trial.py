@@ -49,8 +49,8 @@ from collbench.run.rank.outcome import (
 from collbench.run.rank.stream import Stream
 from collbench.run.rank.verification import Verification
 
-BESIDE_NS = 10 * WINDOW_NS  # of a sample at least, where some case has a background: that goes on
-# in the wait for a common start, too
+BESIDE_NS = 10 * WINDOW_NS  # the least length of a sample in worlds with a background, which goes
+# on while ranks wait for a common start
 FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls
 UNFUSED = (
     "-m: calls are launched one after the other, as {} fuses no {} (nccl-tests has NCCL fuse them)"

@@ -231,7 +231,7 @@ class Worker:
             in_turns,
             calibrator,
             gpu.Streak(),
-            any(job.case.background for job in self._plan.jobs),
+            self._plan.beside,
         )
 
     def _goes_on(self) -> bool:

@@ -13,7 +13,7 @@ from collbench.core.errors import Exit
 from collbench.core.feature import load_ordered
 from collbench.core.text import format_count, format_settings, format_size, plain_line
 from collbench.records import columns
-from collbench.records.derive import told_over
+from collbench.records.derive import BROKE_LATER, told_over
 from collbench.records.flags import EXCLUDED, INVALID, OVERSUBSCRIBED, UNCONVERGED
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.points import Point
@@ -54,7 +54,7 @@ MEANINGS = {column.name: column.description for column in columns.COLUMNS} | {
     "gateable": "whether verdicts may rest on the row",
     "sensitive": "whether median and control differ by more than chance and 25 %",
     "in_stretches": "whether samples stay at one of the two times for long",
-    "carried": "bytes that links carried over those of the algorithm's table, 1 if unknown",
+    "carried": "bytes that links carried over those of the algorithm's schedule, 1 if unknown",
     "over": "what the median stands for where another tool measured it",
 }
 
@@ -228,10 +228,20 @@ def _conclude_verdict(view: View) -> tuple[str, Weight]:
     """The sentence with which a report begins, and whether it is good or bad."""
     counts = _count_statuses(view)
     total = sum(counts.values())
-    if counts["wrong"] or counts["failed"]:
+    counts["broken"] = sum(
+        record.note.startswith(BROKE_LATER) and record.case.is_leader
+        for file in view.files
+        for record in file.records
+    )
+    troubles = {
+        "wrong": "gave wrong data",
+        "failed": "failed",
+        "broken": "broke in a second pass over them",
+    }
+    if any(counts[name] for name in troubles):
         parts = [
             f"{counts[name]:,} of {format_count(total, 'case')} {word}"
-            for name, word in (("wrong", "gave wrong data"), ("failed", "failed"))
+            for name, word in troubles.items()
             if counts[name]
         ]
         return f"{' and '.join(parts)}.", "bad"

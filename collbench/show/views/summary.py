@@ -35,6 +35,9 @@ from collbench.suite.policy import Policy
 
 UNKNOWN = ("-", "not known")
 
+SCATTER = frozenset(("n<6", "unsteady", "skewed", "invalid", "bimodal", "late", "throttled"))
+"""Doubts of single launches, which an interval over launches enough takes in."""
+
 
 def list_floors(view: View) -> list[Line]:
     """For each collective and mode the least time at the smallest size, and the largest busbw."""
@@ -134,8 +137,11 @@ def _rate_at(point: Point, time: float) -> float:
 
 
 def list_point_doubts(point: Point) -> list[str]:
-    """The doubts of a point; none where launches enough bound its time."""
-    return [] if point.launches >= FEWEST_LAUNCHES else list_doubts(point)
+    """The doubts of a point, without those of SCATTER where launches enough bound its time."""
+    doubts = list_doubts(point)
+    if point.launches < FEWEST_LAUNCHES:
+        return doubts
+    return [flag for flag in doubts if flag_kind(flag) not in SCATTER]
 
 
 def single_call(case: Case, policy: Policy) -> bool:

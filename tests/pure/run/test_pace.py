@@ -14,7 +14,7 @@ from collbench.features.training.operations import ALONE_SHARE
 from collbench.features.training.step import Op, Program, Step
 from collbench.features.training.trial import most_seconds
 from collbench.records.flags import FEWEST_SAMPLES
-from collbench.records.types import GpuState, Record
+from collbench.records.types import Background, GpuState, Record
 from collbench.run import pace
 from collbench.run.jobs import Job, Plan
 from collbench.run.pace import BudgetPace, TwoPassPace
@@ -161,6 +161,19 @@ def test_the_state_of_gpus_is_that_of_the_worse_visit(
 ) -> None:
     visits = (scattered(SMALL[0], 0.5, gpus=gpus) for gpus in (first, second))
     assert pace.merge_visits(*visits, 0.02).gpus == kept
+
+
+def test_what_a_background_did_is_that_of_both_visits() -> None:
+    """As the samples are, with the time that it went on for."""
+    visits = [
+        scattered(
+            SMALL[0], 0.5, background=Background(alone_ns=[7], during_ns=[9] * 800, went_ns=went)
+        )
+        for went in (100, 300)
+    ]
+    merged = pace.merge_visits(*visits, 0.02)
+    assert len(merged.times_ns) == sum(len(visit.times_ns) for visit in visits)
+    assert merged.background == Background(alone_ns=[7], during_ns=[9] * 1000, went_ns=400)
 
 
 def test_samples_before_times_had_settled_only_warmed_up(passes: TwoPassPace) -> None:

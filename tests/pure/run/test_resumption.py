@@ -69,7 +69,7 @@ def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunF
 )
 def test_ranks_of_another_launcher_do_not_go_on_with_a_run(before: str, now: str) -> None:
     file = resume_world(before, ["a", "a"])
-    with pytest.raises(UsageError, match="its ranks were started by"):
+    with pytest.raises(UsageError, match="started its ranks, and now"):
         resumption.refuse_another_launcher(file, now, lambda n: ["a"] * n)
 
 

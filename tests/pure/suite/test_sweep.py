@@ -97,6 +97,7 @@ def test_effective_sizes() -> None:
         ("all_gather", 16, True),
         ("all_gather", 4, False),  # an element of float
         ("all_reduce", 16, False),  # whose buffer is whole
+        ("all_to_allv", 16, False),  # whose blocks are as its splits say
     ],
 )
 def test_rows_of_other_blocks_have_another_key(collective: str, align: int, differs: bool) -> None:

@@ -405,8 +405,18 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
             "",
         ),
         (HEAD + "[policy]\ntimeout = '1ms'", ": [policy], timeout", "a duration from 0.1 s up", ""),
-        (HEAD + "[policy]\nmin_iters = 5000", ": [policy], min_iters", "than max_iters, 2000", ""),
-        (HEAD + "[policy]\nmin_seconds = 3", ": [policy], min_seconds", "max_seconds, 2", ""),
+        (
+            HEAD + "[policy]\nmin_iters = 5000\nmax_iters = 1000",
+            ": [policy], min_iters",
+            "5,000 is larger than max_iters, 1,000",
+            "",
+        ),
+        (
+            HEAD + "[policy]\nmin_seconds = 3\nmax_seconds = 1",
+            ": [policy], min_seconds",
+            "max_seconds, 1",
+            "",
+        ),
         (
             HEAD + "[policy]\nsync = 'windows'",
             ": [policy], sync",

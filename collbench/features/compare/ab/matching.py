@@ -63,7 +63,7 @@ def fix_counts(
     before its first sample is no place to save samples."""
     streaming = pilots[0].case.mode == "streaming"
     inner = None if streaming else max(record.inner for record in pilots) // policy.agg_iters
-    samples = None if streaming else policy.iters
+    samples = policy.iters if policy.fixes_samples(pilots[0].case.mode) else None
     slowest = max(
         float(np.median(record.times_ns)) / (1 if streaming else record.inner) for record in pilots
     )

@@ -214,7 +214,7 @@ class Book:
             cases = {
                 key: case
                 for key, spec in to.execute(CASES, [machine])
-                if (case := _decode_case(spec)) and (part is None or case in part)
+                if (case := _decode_case(key, spec)) and (part is None or case in part)
             }
             launches: dict[str, list[NightLaunch]] = {key: [] for key in cases}
             for key, *fields in to.execute(LAUNCHES, [machine]):
@@ -404,13 +404,14 @@ def _encode_text(value: Any) -> str:
     return encode_json(value).decode()
 
 
-def _decode_case(spec: str) -> Case | None:
+def _decode_case(key: str, spec: str) -> Case | None:
     """The case in JSON ``spec``; None if another version wrote it, as this version cannot measure
-    it."""
+    it. A key of 0.1 does not tell how blocks are aligned, so that its nights may be of any."""
     try:
-        return msgspec.json.decode(spec, type=Case)
+        case = msgspec.json.decode(spec, type=Case)
     except msgspec.DecodeError:
         return None
+    return case if case.key == key else msgspec.structs.replace(case, align=1)
 
 
 def _make_review(baseline: Baseline, key: str, row: Sequence[Night]) -> Review:

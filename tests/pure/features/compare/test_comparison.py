@@ -508,6 +508,17 @@ def test_a_few_launches_without_a_valid_sample_are_left_out_with_their_partners(
     assert f"failed in a launch of head: {LOST}" in few.reason
 
 
+def test_a_harmless_launch_of_base_excuses_no_row_that_head_lacks() -> None:
+    def change(side: str, world: World, made: Record) -> Record:
+        gone = side == "head" or world.round == 4
+        failed = Record(case=ROW, status="failed", note=LOST)
+        return failed if made.case == ROW and gone else made
+
+    ten = {ROW: spread(0, 10), OTHER: spread(0, 10)}
+    found = compare(*experiment(ten, change=change), Rules())
+    assert (found.rows[0].verdict, found.exit) == ("INVALID", Exit.NO_VERDICT)
+
+
 @pytest.mark.parametrize("side", ["base", "head"])
 def test_a_row_without_a_valid_sample_is_neither_gone_nor_new(side: str) -> None:
     found = compare(*experiment(BOTH, change=lost(side, "failed", note=LOST)), Rules())

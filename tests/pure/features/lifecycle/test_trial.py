@@ -102,7 +102,7 @@ def run_life(backend: str, hosts: list[str], answers: list[Any]) -> Any:
 
 
 def test_mpi_is_not_started_by_an_mpirun_of_one_host_for_ranks_of_two() -> None:
-    with pytest.raises(CannotRun, match="several hosts"):
+    with pytest.raises(CannotRun, match="these ranks are on several"):
         run_life("mpi", ["a", "b"], [None, {}])
 
 

@@ -257,6 +257,24 @@ def test_a_rank_without_the_samples_goes_by_the_second_call_that_rank_0_saw(cloc
     assert without_pause(seen._look_again(sampler)) == (None, 5 * MS)
 
 
+@pytest.mark.parametrize(("call_ns", "begins"), [(700 * MS, 1), (MS, 2)])
+def test_what_is_measured_begins_with_the_first_sample_that_counts(
+    clock: Clock, call_ns: int, begins: int
+) -> None:
+    """What goes on in the background is told of from then on."""
+    times: list[int] = []
+    steps = Protocol(
+        limited(0.2),
+        ALONE,
+        Sync("none", ALONE, None),
+        lambda inner: Sampler([(lambda: clock.spend(call_ns), (0,))], inner, ALONE, do_nothing),
+        "isolated",
+    )
+    found, _ = without_pause(steps.run(700 * MS, lambda: times.append(clock.now)))
+    assert found is not None and len(times) == begins
+    assert times[-1] <= found.samples.starts.min()
+
+
 def test_a_slow_first_call_is_not_looked_at_again_where_warm_up_is_given(clock: Clock) -> None:
     found, _ = protocol(clock, limited(0.2, warmup=0), first_ns=300 * MS)
     assert found.warmup == 0

@@ -1070,6 +1070,21 @@ def test_the_first_screen_has_the_answers_and_the_curves() -> None:
     assert [found.name for found in failed.sections][:3] == ["summary", "left-out", "bandwidth"]
 
 
+def test_a_case_that_broke_in_its_second_pass_is_no_good_news() -> None:
+    broken = ok(stop="cut", note="broke in its second pass: rank 3 was killed")
+    document = sections.make_document([run(ok(case(nbytes=8192)), broken)])
+    assert (document.verdict, document.weight) == (
+        "1 of 2 cases broke in a second pass over them.",
+        "bad",
+    )
+
+
+def test_what_all_launches_have_in_common_is_doubted_however_many_there_are() -> None:
+    worlds = [world(i, oversubscribed=True) for i in range(6)]
+    document = sections.make_document([run(*(ok(world=i) for i in range(6)), worlds=worlds)])
+    assert "oversubscribed" in table_of(document, "summary", "answers")[0][2]
+
+
 def test_over_many_launches_a_flag_of_one_does_not_matter() -> None:
     records = [ok(world=index, invalid={"late start": 9 * (index == 0)}) for index in range(6)]
     document = sections.make_document([run(*records, worlds=[world(i) for i in range(6)])])

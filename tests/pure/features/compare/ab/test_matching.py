@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from factories import case
+from factories import case, record
 
-from collbench.features.compare.ab.matching import SIDES, Row, by_world
+from collbench.features.compare.ab.matching import SIDES, Row, by_world, fix_counts
 from collbench.run import plan
 from collbench.run.jobs import Job
 from collbench.suite.case import Case
@@ -41,3 +41,15 @@ def test_rows_are_of_one_world_where_their_cases_are(cases: list[Case], worlds: 
 
 def test_what_groups_measure_at_once_is_judged_for_each() -> None:
     assert len(row(case(8, groups="mod:2", of=2)).judged_keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "fixed"), [("isolated", True), ("graph", False), ("streaming", False)]
+)
+def test_n_is_the_number_of_samples_where_it_is_not_that_of_the_calls_of_one(
+    mode: str, fixed: bool
+) -> None:
+    policy = Policy(iters=20, max_seconds=5.0).resolved(False)
+    one = case(8, mode=mode)
+    jobs = fix_counts(row(one).jobs, [record(one, 1e6)], policy)
+    assert {job.samples == 20 for job in jobs.values()} == {fixed}
