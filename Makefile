@@ -124,7 +124,7 @@ gpu-check: $(if $(WHEELS),$(VENV)/wheels,$(VENV)/gpu)  ## what this machine's GP
 	$(GPU_PYTHON) -m collbench doctor | tee $(OUT)/doctor.txt || true
 	$(GPU_PYTHON) tests/perf/gpu.py --output $(OUT) $(addprefix --slice ,$(SLICE)); status=$$?; \
 	runs=$$(find $(OUT) -name '*.jsonl' -newer $(OUT)/begun ! -name '*beside*'); \
-	[ -z "$$runs" ] || $(GPU_PYTHON) -m collbench report $$runs -o $(OUT)/report$(addprefix -,$(SLICE)).html; \
+	[ -z "$$runs" ] || $(GPU_PYTHON) -m collbench report $$runs -o $(OUT)/report$(if $(filter 1,$(words $(SLICE))),-$(SLICE)).html; \
 	tar czf $(OUT).tar.gz $(OUT); \
 	exit $$status
 

@@ -179,9 +179,15 @@ def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
         device=evidence.device,
         hosts=evidence.hosts,
         forms=evidence.forms,
-        dtypes=tuple(sorted({form.dtype for forms in evidence.cells.values() for form in forms})),
+        dtypes=_list_reduced(evidence),
         notes=(*_list_faults(evidence), *evidence.notes),
     )
+
+
+def _list_reduced(evidence: Evidence) -> tuple[str, ...]:
+    """The datatypes with which all_reduce was measured, which engines' tables are about."""
+    reduced = (f for cell, f in evidence.cells.items() if cell.series.collective == "all_reduce")
+    return tuple(sorted({form.dtype for forms in reduced for form in forms}))
 
 
 def _has_rivals(rivals: Mapping[Setting, Measured]) -> bool:

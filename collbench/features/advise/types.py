@@ -132,7 +132,7 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     fills: tuple[Advice, ...] = ()  # settings as fast as the library's own choice (formats.fills)
     hosts: tuple[str, ...] = ()  # on which it was measured
     forms: str = ""  # datatypes and placement: "float32, out of place"
-    dtypes: tuple[str, ...] = ()  # of all that was measured
+    dtypes: tuple[str, ...] = ()  # of all_reduce as measured
     command: str = ""  # that made it, as typed: "collbench tune all_reduce --budget 10m"
     is_undecided: bool = False  # nothing could be decided, which is not that nothing is faster
     checked: str = ""  # of a verification: "checked: 22 sizes, slowest change +1 %"

@@ -345,7 +345,7 @@ def describe_answer(order: JudgedOrder) -> Answer:
         return Answer(plain_line(f"{text}."), weight)
     text = _describe_sameness(order)
     if order.missing:
-        return Answer(plain_line(f"{text}; not asked at {list_sizes(order.missing)}."), "notice")
+        return Answer(plain_line(f"{text}; left out: {list_sizes(order.missing)}."), "notice")
     return Answer(plain_line(f"{text}."), "good")
 
 

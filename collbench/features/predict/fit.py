@@ -430,7 +430,7 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
         owner = np.repeat(np.arange(len(group)), [len(series.sizes) for series in group])
         spans = bound_by_factors(design, times, scale, solution, owner)
         estimates = [_widen(*pair) for pair in zip(estimates, spans.tolist(), strict=True)]
-        word += f", and what {len(group)} series differ by"
+        word += f", and by how {len(group)} series differ"
     alpha, beta, *gamma = estimates
     if gamma and gamma[0] is None:
         note = "gamma is not identifiable: too small beside the rest, or times scatter too much"

@@ -213,7 +213,9 @@ def _take_whole(trace: Trace) -> Found:
 
 def _calls_extent(calls: Sequence[Call]) -> Interval:
     begins = [ns for call in calls if (ns := call_time(call)) >= 0]
-    ends = [max(call.issued_ns, call.begins_ns, call.ends_ns) for call in calls]
+    ends = [
+        max(call.issued_ns + max(0, call.length_ns), call.begins_ns, call.ends_ns) for call in calls
+    ]
     return (min(begins), max(ends)) if begins else UNKNOWN
 
 

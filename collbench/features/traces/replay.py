@@ -227,7 +227,8 @@ def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]
     by_assumption = {
         "the trace has no wait for some operations: they are waited for where nothing else went on"
         " until they ended": inferred,
-        "the trace has no wait for some operations: they are waited for at the step's end": number,
+        "the trace has no wait for some operations: they are waited for at the step's end, and"
+        " where ranks waited before it they compute": number,
     }
     return [
         f"{assumption} ({format_count(n, 'call')})" for assumption, n in by_assumption.items() if n

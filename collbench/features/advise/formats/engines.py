@@ -56,8 +56,8 @@ def refuse_engine(advised: Advised, dtypes: Sequence[str]) -> str:
     if others or not advised.dtypes:
         measured = ", ".join(others) or "an unknown datatype"
         return (
-            f"the engine runs these kernels for {' and '.join(dtypes)} only, and {measured} was"
-            f" measured (-d {dtypes[0]})"
+            f"the engine runs these kernels for {' and '.join(dtypes)} only, and these runs are of"
+            f" {measured}: measure with -d {dtypes[0]}"
         )
     return ""
 

@@ -141,10 +141,10 @@ def _settle(advice: Advice, ran: Choice, most: int) -> Run | str:
     if not (channels := ran.channels or pinned.channels):
         return f"it is not known how many channels {advice.name} had, and a tuner sets a number"
     if pinned.least and channels > most:
-        own = f"was heard with {most} at most" if most else "did not say how many it has"
+        own = f"said {most} at most" if most else "did not say how many it has"
         return (
             f"{advice.name} had {channels} channels, and a tuner can lower their number, not raise"
-            f" it: NCCL itself {own}"
+            f" it: NCCL by itself {own}"
         )
     return Run(algorithm, protocol, channels)
 

@@ -64,7 +64,7 @@ DEVICE = re.compile(
 OURS = re.compile(
     r"# implementation: (?P<label>\S+), ranks (?P<n>\d{1,9}), mode (?P<mode>\w+)(?:, splits"
     r" (?P<splits>[^,]*))?(?:, arrival (?P<arrival>[^,]*))?(?:, background (?P<background>[^,]*))?"
-    r"(?:, group (?P<group>\d{1,6}) of (?P<of>\d{1,6}) by (?P<groups>ranks [\d,;/]+|[^,]*))?"
+    r"(?:, group (?P<group>\d{1,6}) of (?P<of>\d{1,6}) by (?P<groups>ranks [\d,;/]*\d|[^,]*))?"
     r"(?:, env (?P<env>.*?(?=, library |$)))?(?:, library (?P<library>.*))?"
 )
 

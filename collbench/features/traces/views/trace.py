@@ -188,10 +188,24 @@ def _describe_fine(verdict: Judged) -> Headline:
     return Headline(f"no hang: all ranks made the same calls and completed them{remarks}", "good")
 
 
+def _measure_traced(verdict: Judged) -> float:
+    """How long was traced of the rank with most, in ns: by what was under way, or by when calls
+    were made where nothing tells that."""
+    if verdict.exposed:
+        return max(row.window for row in verdict.exposed) * max(1, verdict.steps)
+    spans = []
+    for rank in verdict.trace.ranks:
+        calls = [call for call in rank.calls if call.issued_ns >= 0]
+        if calls:
+            end = max(call.issued_ns + max(0, call.length_ns) for call in calls)
+            spans.append(end - min(call.issued_ns for call in calls))
+    return max(spans, default=0)
+
+
 def _describe_suspect(verdict: Judged) -> str:
     """A clause on the rank whose being last costs much of the time, where operations are too few to
     blame it."""
-    traced = max((row.window for row in verdict.exposed), default=0) * max(1, verdict.steps)
+    traced = _measure_traced(verdict)
     for late in verdict.late:
         often = 2 * late.last > late.ops and late.ops < stats.NAMING
         if often and late.cost > SUSPECT * traced > 0:
@@ -314,11 +328,18 @@ def _parts_table(verdict: Judged) -> Table:
         columns=PARTS if several else PARTS[1:],
         lines=lines,
         note="ops, size and sent: of the rank that sends most; transfer: time on the fastest rank"
-        " (no waiting); waits: how much longer it takes on the slowest; both are sums, in which"
-        " operations that overlap count once; busbw: of transfers alone"
+        " (no waiting); waits: how much longer it takes on the slowest; both are sums"
+        + ", in which operations that overlap count once" * _are_placed(verdict)
+        + "; busbw: of transfers alone"
         + "; sent of operations with a root: the mean over members" * rooted
         + "; ≤ and ≥: messages, of which some may have ended earlier or overlapped" * loose,
     )
+
+
+def _are_placed(verdict: Judged) -> bool:
+    """Whether the trace tells when all that has a time was under way."""
+    timed = (meeting for meeting in verdict.matches.meetings if meeting.time)
+    return all(call.is_placed for meeting in timed for call in meeting.calls.values())
 
 
 def _format_part(part: Part) -> tuple[str, str, str]:

@@ -225,8 +225,8 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
     return Table(
         columns=make_columns(("", "predicted", "measured", "measured /\npredicted")),
         lines=lines,
-        note="computation as --tflops says, with waits for others' (the bubble); phases: while"
-        " operations of the group were under way",
+        note="computation: predicted as --tflops says; both with waits for others' (the bubble);"
+        " phases: while operations of the group were under way",
     )
 
 

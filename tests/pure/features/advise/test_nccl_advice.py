@@ -106,7 +106,7 @@ def test_a_faster_kernel_is_in_the_engines_tables() -> None:
     given = judge(measured("all_reduce", sides, "bfloat16"))
     assert given.backend == "nccl"
     plain = msgspec.structs.replace(judge(measured("all_reduce", sides)), device="H200")
-    assert "for bfloat16 only, and float was measured" in ENGINES[0].refuse(plain)
+    assert "for bfloat16 only, and these runs are of float" in ENGINES[0].refuse(plain)
     for engine in ENGINES[:2]:
         assert "is none that they have" in engine.refuse(given)
         known = Advised(

@@ -15,7 +15,7 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.features.interop import assemble, importers
-from collbench.features.interop.importers import Asked, Reading
+from collbench.features.interop.importers import Asked, Reading, nccltests
 from collbench.features.interop.importers.text import bound_log, decode_log, strip_prefixes
 from collbench.records import derive
 from collbench.records import flags as flags_
@@ -68,6 +68,16 @@ def row(
     )
     text = f"{size:>12}  {count:>12}     float  {lead:>14}"
     return text + half(size, us, factor, wrong) + half(size, us - 1, factor, wrong)
+
+
+def test_groups_that_name_their_ranks_leave_the_rest_of_the_line() -> None:
+    line = (
+        "# implementation: gloo, ranks 2, mode isolated, group 0 of 2 by ranks 0,1;2,3/4,"
+        " env A=1, library gloo (torch 2.13)"
+    )
+    found = nccltests.OURS.match(line)
+    assert found and found["groups"] == "ranks 0,1;2,3/4"
+    assert (found["env"], found["library"]) == ("A=1", "gloo (torch 2.13)")
 
 
 def log(

@@ -445,7 +445,7 @@ def test_a_size_that_was_left_out_is_in_the_answer() -> None:
     record = order_record(size_order(64), size_order(1024), subject=subject)
     (order,) = judge_orders(order_file(record, subjects=[subject])).orders
     found = describe_answer(order)
-    assert found.sentence.endswith(" tried; not asked at 4 KiB.")
+    assert found.sentence.endswith(" tried; left out: 4 KiB.")
     assert found.weight == "notice"
 
 

@@ -240,7 +240,7 @@ def test_intervals_of_a_link_hold_what_its_series_differ_by(kinds: list[Any]) ->
         assert near and far
         assert near.lo < wanted < near.hi < 1.25 * near.lo
         assert far.lo < wanted < far.hi and far.hi / far.lo > 1.25
-    assert apart.resampled.endswith(f"and what {len(kinds)} series differ by")
+    assert apart.resampled.endswith(f"and by how {len(kinds)} series differ")
 
 
 def test_what_a_model_misses_of_a_series_is_no_scatter() -> None:

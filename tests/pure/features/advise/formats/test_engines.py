@@ -160,7 +160,7 @@ def test_times_of_another_datatype_than_the_engine_runs_are_refused(
         assert why == ""
     else:
         measured = dtypes[-1] if dtypes else "an unknown datatype"
-        assert f"only, and {measured} was measured (-d bfloat16)" in why
+        assert f"only, and these runs are of {measured}: measure with -d bfloat16" in why
 
 
 @pytest.mark.parametrize("form", CUTS, ids=lambda form: form.key)

@@ -150,11 +150,11 @@ def test_more_channels_than_nccl_has_by_itself_are_refused(form: object) -> None
     for count, is_refused in (("32", True), ("24", False)):  # as SIMPLE
         given = advise_one(**pin_channels(count))
         why = form.refuse(advise_nccl(given.rows, given.unadvised, version))  # type: ignore[attr-defined]
-        assert ("not raise it: NCCL itself was heard with 24 at most" in why) == is_refused
+        assert ("not raise it: NCCL by itself said 24 at most" in why) == is_refused
         assert bool(why) == is_refused
     silent = [advice(SIZES, **pin_channels("8"), default_ran=None)]  # type: ignore[arg-type]
     why = form.refuse(advise_nccl(silent, version=version))  # type: ignore[attr-defined]
-    assert "NCCL itself did not say how many it has" in why
+    assert "NCCL by itself did not say how many it has" in why
 
 
 GB200 = "NVIDIA GB200"

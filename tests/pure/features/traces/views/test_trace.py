@@ -221,6 +221,18 @@ def test_a_transfer_its_waits_and_busbw_stand_in_the_table() -> None:
     )
 
 
+def test_a_rank_that_cost_much_is_spoken_of_where_only_lengths_are_known() -> None:
+    """As in dumps of a flight recorder, which have no time under way."""
+    programs = [
+        [replace(call(number=at), issued_ns=100 * at + late, length_ns=took) for at in range(3)]
+        for late, took in ((0, 90), (0, 90), (80, 10))
+    ]
+    head = view.make_document(judge_trace(trace(*programs, host=""))).verdict
+    assert "rank 2 came last to 3 of 3 operations" in head
+    (table,) = (t for t in [tables(trace(*programs, host=""))["operations"]])
+    assert "overlap count once" not in table.note and "both are sums;" in table.note
+
+
 def test_a_rank_that_was_last_too_few_times_to_blame_is_spoken_of_where_it_cost_much() -> None:
     few = [program[:3] for program in TIMED]
     head = view.make_document(judge_trace(trace(*few))).verdict
