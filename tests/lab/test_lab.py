@@ -182,7 +182,8 @@ def test_one_command_line_under_every_launcher(
     assert [(r.case, r.status, r.wrong) for r in run.records] == [
         (r.case, "ok", 0) for r in alone.records
     ]
-    assert keys(path) ^ keys(alone.path) <= SEVERAL
+    late = {"invalid"}  # samples for whose start a rank came late, as on a busy machine
+    assert keys(path) ^ keys(alone.path) <= SEVERAL | late
     # a rank takes in 2 (n - 1) / n of the buffer in each of six samples, a check and more
     n = hosts * per_host
     assert least > 7 * 2 * 2 * (n - 1) / n * ((64 << 10) + (1 << 20))
