@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import readable_text
+from collbench.core.text import is_readable
 
 GROUP = "collbench.backends"
 IMPORTS = "COLLBENCH_IMPORTS"  # modules, for processes that this one starts
@@ -75,7 +75,7 @@ def read_backend_file(word: str, folder: Path) -> BackendFile:
             f"{match['path']} cannot be read: {first_line(e)}",
             "a backend's file is UTF-8 text that you may read",
         ) from e
-    if readable_text(str(path)) != str(path):
+    if not is_readable(str(path)):
         raise UsageError(
             f"{path}: the path is not UTF-8, as which ranks are told of a backend's file",
             "rename the file, or the folder that it is in",

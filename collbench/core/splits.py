@@ -85,7 +85,7 @@ def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, 
     the busiest port. Raises UsageError on a bad spec or file, and for a file whose largest buffer
     has other than ``nbytes``, as when it was changed after a run."""
     if (given := _find_table(spec, n)) is not None:
-        if spec.startswith("matrix") and (total := table_bytes(spec, n)) != nbytes:
+        if spec.startswith("matrix") and (total := _measure_buffer(given)) != nbytes:
             raise UsageError(
                 f"--splits {spec[:200]}: its largest buffer has {total} B, the case's {nbytes} B",
                 "put the file back that was measured, or measure anew",
@@ -109,8 +109,11 @@ def _pattern_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int,
 def table_bytes(spec: str, n: int) -> int | None:
     """Bytes of any rank's larger buffer as a table has them, None where ``spec`` is a pattern."""
     table = _find_table(spec, n)
-    if table is None:
-        return None
+    return None if table is None else _measure_buffer(table)
+
+
+def _measure_buffer(table: np.ndarray) -> int:
+    """Bytes of any rank's larger buffer."""
     return int(max(table.sum(0).max(), table.sum(1).max()))
 
 

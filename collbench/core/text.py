@@ -98,6 +98,11 @@ def readable_text(text: str) -> str:
     return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
+def is_readable(text: str) -> bool:
+    """Whether UTF-8 can hold ``text`` as it is."""
+    return readable_text(text) == text
+
+
 def print_message(message: str, hint: str = "") -> None:
     """Prints to standard error what a person is to know and may do: whatever files, hosts and
     libraries had to say in it steers no terminal. It is given up where nothing can be printed."""

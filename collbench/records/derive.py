@@ -116,6 +116,11 @@ class Digested(Record, frozen=True, kw_only=True, tag="record"):
     row: Derived | None
 
 
+def is_broken(record: Record) -> bool:
+    """Whether the case failed, or broke in its second pass."""
+    return record.status == "failed" or record.note.startswith(BROKE_LATER)
+
+
 def derive_row(record: Record, world: World | None = None) -> Derived | None:
     """Everything shown of a record that was measured or predicted; None for one that was not."""
     if isinstance(record, Digested):

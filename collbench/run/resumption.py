@@ -20,7 +20,7 @@ from collbench.core.errors import UsageError
 from collbench.core.text import format_count, plain_line
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
-from collbench.records.derive import BROKE_LATER, NO_TIME_LEFT, NOT_OPENED
+from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, is_broken
 from collbench.records.types import SCHEMA, Record, Run, RunFile, World, is_budgeted
 from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
@@ -253,11 +253,7 @@ class Resumption:
         """One plan per world to come, counting on from those there were. What failed before is
         tried last, in worlds of its own, lest it keep the rest from being measured."""
         before = self.file.records if self.file else []
-        failed = {
-            record.case
-            for record in before
-            if record.status == "failed" or record.note.startswith(BROKE_LATER)
-        }
+        failed = {record.case for record in before if is_broken(record)}
         fresh, again = (
             [job for job in jobs if failed.isdisjoint(job.case.siblings) is not tried]
             for tried in (False, True)

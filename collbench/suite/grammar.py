@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from collbench.core.errors import UsageError
-from collbench.core.text import UNITS, readable_text
+from collbench.core.text import UNITS, is_readable
 from collbench.machine.variables import mask_text
 from collbench.suite.case import Limit, Setting
 
@@ -118,7 +118,7 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             raise UsageError(
                 f"{what}: '{setting}' is not NAME=VALUE[,VALUE…]", "for example NCCL_ALGO=Ring,Tree"
             )
-        if readable_text(setting) != setting:
+        if not is_readable(setting):
             raise UsageError(
                 f"{what}: the value of {name} is not UTF-8, which no run's file keeps",
                 f"export {name} instead",

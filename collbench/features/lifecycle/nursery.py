@@ -41,7 +41,7 @@ def _fork_life(given: Instructions, ours: socket.socket) -> int:
         os._exit(1)
 
 
-def _reap(*_: object) -> None:
+def _reap_forks(*_: object) -> None:
     """Have the kernel count what those that have ended have worked; how they did, nobody asks."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -53,7 +53,7 @@ def main() -> None:
     pid = int(sys.argv[1])
     die_with_parent(pid)
     assert torch_life  # loaded by now, and nothing of it begun
-    signal.signal(signal.SIGCHLD, _reap)
+    signal.signal(signal.SIGCHLD, _reap_forks)
     with socket.socket(fileno=int(sys.argv[2])) as rank, suppress(ConnectionError):
         rank.send(READY)
         while text := rank.recv(MOST):

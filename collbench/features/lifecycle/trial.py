@@ -165,8 +165,8 @@ class LifeTrial(_Watcher):
             }
 
     def _report(self, watched: Watched, rank: int, began: int, exceeded: float) -> dict[str, Any]:
-        """What one rank has written, and why it did not come to its end: a limit of so many seconds
-        may be ``exceeded``."""
+        """The events that one rank has written, and why it did not come to its end: a limit of so
+        many seconds may be ``exceeded``."""
         events = watched.events[rank]
         report: dict[str, Any] = {
             "began": began,

@@ -180,7 +180,7 @@ class OrderFindings(_Found, frozen=True):
 
     @property
     def undecided(self) -> list[str]:
-        """What --budget left no time for."""
+        """The parts that --budget left no time for, in words."""
         return [text.rpartition(": ")[0] for text in self.dropped if text.endswith(SPENT)]
 
 

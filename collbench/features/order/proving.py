@@ -179,7 +179,7 @@ class Prover:
         for buffer in range(buffers):
             result = self.call(buffer, thrice)
             for index, division in enumerate(divisions):
-                ways = [_divide(group, division) for group in groups]
+                ways = [_set_division(group, division) for group in groups]
                 found = [self._tally(result, group, buffer) for group in ways]
                 tallies[index] = _add_tallies([tallies[index], *found])
         everyone = self._control.collect([tallies, self._measure_errors(thrice)])
@@ -223,9 +223,11 @@ class Prover:
         numbers = self._data.inputs(buffer)
         if group.places is not None:
             numbers = numbers[:, group.places]
-        return self._evaluate(group.tree, dict(enumerate(numbers)), group.rounding)
+        return self._evaluate_tree(group.tree, dict(enumerate(numbers)), group.rounding)
 
-    def _evaluate(self, tree: SumTree, inputs: Mapping[int, Floats], rounding: Rounding) -> Floats:
+    def _evaluate_tree(
+        self, tree: SumTree, inputs: Mapping[int, Floats], rounding: Rounding
+    ) -> Floats:
         case = self._case
         return evaluate_tree(
             tree, inputs, case.type, case.op, rounding, case.n, adders=self._data.adders
@@ -454,7 +456,7 @@ class Prover:
         fitting = [
             tree
             for tree in candidates
-            if np.array_equal(self._evaluate(tree, inputs, rounding), wanted)
+            if np.array_equal(self._evaluate_tree(tree, inputs, rounding), wanted)
         ]
         return str(fitting[0]) if len(fitting) == 1 else ""
 
@@ -543,7 +545,7 @@ def _digest_bits(bits: torch.Tensor) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _divide(group: _Group, division: Division) -> _Group:
+def _set_division(group: _Group, division: Division) -> _Group:
     """The group, whose avg divides in this way; in its own, if this is ""."""
     rounding = group.rounding
     return group._replace(rounding=rounding._replace(division=division or rounding.division))

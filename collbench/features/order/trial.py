@@ -257,8 +257,8 @@ class OrderTrial:
         thrice: bool = False,
         is_new: bool = False,
     ) -> tuple[Proof, list[Predicted]]:
-        """How far the orders predict random bits; where they are new, with the way in which avg
-        divides."""
+        """The proof of the orders by random bits, and the orders; new ones with the way in which
+        avg divides."""
         dtype, op, collect = call.case.type, call.case.op, self._bench.control.collect
         adders = self._collect_adders(predicted)
         slow = any(collect(is_slow(predicted, dtype, op, adders)))

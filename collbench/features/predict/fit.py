@@ -429,7 +429,7 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
     if len(group) > 1:
         owner = np.repeat(np.arange(len(group)), [len(series.sizes) for series in group])
         spans = bound_by_factors(design, times, scale, solution, owner)
-        estimates = [_widen(*pair) for pair in zip(estimates, spans.tolist(), strict=True)]
+        estimates = [_widen_interval(*pair) for pair in zip(estimates, spans.tolist(), strict=True)]
         word += f", and by how {len(group)} series differ"
     alpha, beta, *gamma = estimates
     if gamma and gamma[0] is None:
@@ -455,7 +455,7 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
     )
 
 
-def _widen(estimate: Estimate | None, span: float) -> Estimate | None:
+def _widen_interval(estimate: Estimate | None, span: float) -> Estimate | None:
     """The estimate with an interval at least as wide as ``span`` either way, in logarithms."""
     if estimate is None:
         return None

@@ -206,12 +206,13 @@ def _find_repeated(trace: Trace) -> Found | None:
 
 def _take_whole(trace: Trace) -> Found:
     places = tuple((0, len(rank.calls)) for rank in trace.ranks)
-    times = tuple(_calls_extent(rank.calls) for rank in trace.ranks)
+    times = tuple(measure_extent(rank.calls) for rank in trace.ranks)
     how = "no marks, and no calls that repeat themselves"
     return Found((Iteration(places, times),), how, "from its first call to the end of its last")
 
 
-def _calls_extent(calls: Sequence[Call]) -> Interval:
+def measure_extent(calls: Sequence[Call]) -> Interval:
+    """From the first of a rank's calls to the end of its last, as far as that is known."""
     begins = [ns for call in calls if (ns := call_time(call)) >= 0]
     ends = [
         max(call.issued_ns + max(0, call.length_ns), call.begins_ns, call.ends_ns) for call in calls

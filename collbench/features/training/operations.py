@@ -64,7 +64,7 @@ class Played(NamedTuple):
         return self.op.group, CROSSING[goes_up]
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def both_ends(self) -> tuple[int, ...]:
         """The two ranks of a message as the world counts them, the lower first; empty for a
         collective."""
         if self.op.kind not in POINT_TO_POINT:

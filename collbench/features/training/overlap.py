@@ -62,7 +62,7 @@ def find_overlaps(
 def _make_overlap(
     whole: Step | None, step_record: Record, computation: Record, communication: Record
 ) -> Overlap:
-    stretch = _stretch(whole, step_record) if whole else 1.0
+    stretch = _measure_stretch(whole, step_record) if whole else 1.0
     times = [
         np.asarray(record.times_ns, dtype=float)
         for record in (step_record, computation, communication)
@@ -84,7 +84,7 @@ def _make_overlap(
     )
 
 
-def _stretch(step: Step, step_record: Record) -> float:
+def _measure_stretch(step: Step, step_record: Record) -> float:
     """How many times as long as the longest program's computation a step takes whose communication
     takes no time: 1 where ranks do not wait for each other. By the times of computations in the
     step; where these were not watched, by their FLOPs."""
@@ -95,7 +95,7 @@ def _stretch(step: Step, step_record: Record) -> float:
     def seconds(op: Op, party: Party | None = None) -> float:
         if op.kind != "compute" or step.compute == "none":
             return 0.0
-        return computed.get(_work(op), 0.0) if computed else op.compute_ns or op.flops
+        return computed.get(_work_key(op), 0.0) if computed else op.compute_ns or op.flops
 
     longest = max(sum(map(seconds, program.ops)) for program in step.programs)
     stretch = Walk(step, seconds).seconds / longest if longest else 1.0
@@ -372,7 +372,7 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
     computed = _computation_times(step, step_record.operations, stats.median(computation.times_ns))
 
     def seconds(op: Op, party: Party) -> float:
-        return computed.get(_work(op), 0.0) if op.kind == "compute" else alone.get(op, 0.0)
+        return computed.get(_work_key(op), 0.0) if op.kind == "compute" else alone.get(op, 0.0)
 
     return Walk(step, seconds).seconds
 
@@ -396,12 +396,12 @@ def _computation_times(
             / max(1, min((len(operation.ends_ns) for operation in operation_times), default=0))
         )
         for op, ns in spans:
-            times.setdefault(_work(op), []).append(ns)
+            times.setdefault(_work_key(op), []).append(ns)
     share = total / max([*sums, 1.0])
     return {work: share * stats.median(durations) for work, durations in times.items()}
 
 
-def _work(op: Op) -> tuple[float, ...]:
+def _work_key(op: Op) -> tuple[float, ...]:
     """What decides how long a computation takes."""
     return op.compute_ns, op.flops, op.touched
 

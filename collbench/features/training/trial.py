@@ -174,7 +174,7 @@ class StepTrial:
         self._enter(Phase.CHECKING)
         if self._common:
             self._common.refresh()
-        connecting = self._connect() if self._on_device else 0
+        connecting = self._connect_ranks() if self._on_device else 0
         sync = self._sync()
         if wrong := self._check("before timing"):
             return wrong
@@ -206,14 +206,14 @@ class StepTrial:
         conditions = _Known(*conditions[:3], stop, overhead, everyones, sent, gpus)
         return self._parts(samples, conditions)
 
-    def _connect(self) -> int:
+    def _connect_ranks(self) -> int:
         """Make the first call of each site, of messages that of each two ranks, in an order that is
         the same on all ranks: there the library connects them, and the host waits meanwhile. The ns
         that it took."""
         began = clock()
         first: dict[tuple[object, ...], Call] = {}
         for operation in self._ops:
-            key = (*operation.what.find_site(True), *operation.what.ends)
+            key = (*operation.what.find_site(True), *operation.what.both_ends)
             first.setdefault(key, operation.call)
         for _, call in sorted(first.items(), key=lambda item: item[0]):
             call.run()

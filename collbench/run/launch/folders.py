@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from collbench.core.errors import CannotRun, RunBroken
-from collbench.core.text import readable_text
+from collbench.core.text import is_readable
 
 PREFIX = "collbench-tmp-"
 
@@ -44,7 +44,7 @@ def make_private() -> Iterator[Path]:
 
 def refuse_unreadable_folder(path: str) -> None:
     """Raises CannotRun where a path is not UTF-8, as which libraries take it."""
-    if readable_text(path) != path:
+    if not is_readable(path):
         raise CannotRun(
             f"the path of the temporary folder, {path}, is not UTF-8",
             "set TMPDIR to another",

@@ -27,7 +27,7 @@ import msgspec
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import print_message, readable_text
+from collbench.core.text import is_readable, print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record, World
@@ -249,7 +249,7 @@ def make_instructions(
     of all ranks beside it, so that they can reach each other's memory."""
     world, key = secrets.token_hex(8), secrets.token_hex(16)
     common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
-    if unreadable := [name for name, value in common.items() if readable_text(value) != value]:
+    if unreadable := [name for name, value in common.items() if not is_readable(value)]:
         raise UsageError(
             f"{unreadable[0]}: its value is not UTF-8, and cannot be passed to other hosts",
             f"unset {unreadable[0]}, or give it another value",

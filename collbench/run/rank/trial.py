@@ -208,14 +208,13 @@ class Trial:
         gpus = {rank: data.gpus[rank] for rank in ranks if rank in data.gpus}
         if not measured.samples.durations.size:
             return fail_without_samples(measured.invalid, data.remedy, measured.hopeless, gpus)
-        times = case_times(case, measured.samples, self._common, ranks)
-        if why := self._explain_unknown_arrival(float(np.median(times))):
+        timing = select_timing(case, measured, self._common, ranks, self._policy)
+        if why := self._explain_unknown_arrival(float(np.median(timing.times))):
             return FailedCase(f"--arrival {case.arrival}: {why}")
         chose = add_names(None if number else data.chose, data.adds_as[number])
         backgrounds = [
             data.backgrounds[rank] for rank in ranks if data.backgrounds
         ] + data.backgrounds
-        timing = select_timing(case, measured, self._common, ranks, self._policy)
         notes = [
             data.notes[0],
             self._unfused(),

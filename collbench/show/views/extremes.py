@@ -13,13 +13,14 @@ from collbench.records.rows import make_rows
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.document import Words, tone_text
 from collbench.show.flags import name_flags, why_unknown
+from collbench.show.views.series import plus_minus
 from collbench.show.views.summary import (
     choose_extreme,
     list_point_doubts,
     prefer_aligned,
     single_call,
 )
-from collbench.show.words import format_interval, split_axes, word_axes
+from collbench.show.words import split_axes, word_axes
 from collbench.suite.case import Case
 
 Timed = Sequence[tuple[Case, Derived]]
@@ -93,8 +94,7 @@ def _describe_figure(
     figure: str, point: Point, varying: Sequence[str], *, of_rate: bool = False
 ) -> str:
     """The phrase for a figure: with its interval, the case that it is of, and its flags."""
-    half = point.rate_half_width if of_rate else point.half_width
-    sure = "" if is_without_interval(point) else f" {format_interval(half)}"
+    sure = "" if is_without_interval(point) else f" {plus_minus(point, of_rate=of_rate)}"
     flags = name_flags(point.pooled, list_point_doubts(point))
     doubted = f" ({', '.join(flags)})" if flags else ""
     return f"{figure}{sure} at {describe_point(point.case, varying)}{doubted}"

@@ -124,7 +124,7 @@ def settle_rows(advice: Advice, channels: int) -> list[Row] | str:
 
 
 def _settle(advice: Advice, ran: Choice, most: int) -> Run | str:
-    """What the setting ran at a size, by what it asks for and what was heard of it. A tuner's
+    """The setting's run at a size, by what it asks for and what was heard of it. A tuner's
     number of channels is cut to what the communicator has, at least ``most`` by default."""
     collective = advice.series.collective
     pinned, has = pin(collective, advice.setting.env), IMPLEMENTED[collective]

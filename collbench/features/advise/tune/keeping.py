@@ -130,9 +130,9 @@ def choose_worst(rows: Sequence[Judged], nodes: Nodes) -> dict[Cell, Judged]:
 def measure_gains(
     rows: Sequence[Judged], nodes: Nodes, heads: int = 1, despite_oversubscription: bool = False
 ) -> dict[Cell, Gain]:
-    """What head saves in each cell whose change has an interval, in its worst form, with the lowest
-    end of all forms' intervals. The p of rows of the second stage are adjusted by Holm over all of
-    these, and by Bonferroni over so many ``heads``."""
+    """The gain of head in each cell whose change has an interval, in its worst form, with the
+    lowest end of all forms' intervals. The p of rows of the second stage are adjusted by Holm over
+    all of these, and by Bonferroni over so many ``heads``."""
     most: dict[Cell, float] = {}  # more time that head may take, in any form
     for row in rows:
         if row.hi is not None:

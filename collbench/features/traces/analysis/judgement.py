@@ -67,6 +67,13 @@ class Judged(NamedTuple):
         return bool(self.matches.meetings or self.matches.messages)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether the trace tells when all that has a time was under way."""
+        every = (*self.matches.meetings, *self.matches.messages)
+        timed = (meeting for meeting in every if meeting.time)
+        return all(call.is_placed for meeting in timed for call in meeting.calls.values())
+
+    @property
     def is_complete(self) -> bool:
         """Whether all files are used to their ends, and most calls could be read."""
         cut = self.trace.unread or any(rank.cut for rank in self.trace.ranks)
@@ -188,8 +195,7 @@ def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
         yield Lack(
             f"no times of {untimed:,} of {format_count(len(every), 'operation')}", "left out"
         )
-    timed = (call for meeting in every if meeting.time for call in meeting.calls.values())
-    if not all(call.is_placed for call in timed):
+    if not verdict.is_placed:
         yield Lack(
             "when operations began and ended is not known, only how long they took",
             "no timeline and no time under way; sums count each, also those that overlap",

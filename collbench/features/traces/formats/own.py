@@ -312,9 +312,9 @@ class _Reader:
         if call.after and max(call.after) >= len(self._calls):
             complaint = f"it waits for call {max(call.after)}, which is not before it"
             raise UsageError(f"{where}: {complaint}", HINT)
-        return call if call.kind in KINDS else self._lose(call)
+        return call if call.kind in KINDS else self._note_lost(call)
 
-    def _lose(self, call: Call) -> Call:
+    def _note_lost(self, call: Call) -> Call:
         """Note that a call of an unknown kind is lost. Returns a mark, which keeps its place."""
         why = f"there is no operation '{printable_text(call.kind)[:40]}' in this version"
         before = self._lost[-1] if self._lost else Lost(why)

@@ -18,6 +18,7 @@ from collbench.features.traces.analysis.operations import UNNAMED, Group, Meetin
 from collbench.features.traces.analysis.times import Part, last_to_come
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.recognise import FORMS
+from collbench.features.traces.iterations import measure_extent
 from collbench.features.traces.types import FAKE_GPU, OVERFLOWED, Call
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views.timeline import draw_calls
@@ -193,13 +194,8 @@ def _measure_traced(verdict: Judged) -> float:
     were made where nothing tells that."""
     if verdict.exposed:
         return max(row.window for row in verdict.exposed) * max(1, verdict.steps)
-    spans = []
-    for rank in verdict.trace.ranks:
-        calls = [call for call in rank.calls if call.issued_ns >= 0]
-        if calls:
-            end = max(call.issued_ns + max(0, call.length_ns) for call in calls)
-            spans.append(end - min(call.issued_ns for call in calls))
-    return max(spans, default=0)
+    extents = (measure_extent(rank.calls) for rank in verdict.trace.ranks)
+    return max((end - begin for begin, end in extents), default=0)
 
 
 def _describe_suspect(verdict: Judged) -> str:
@@ -329,17 +325,11 @@ def _parts_table(verdict: Judged) -> Table:
         lines=lines,
         note="ops, size and sent: of the rank that sends most; transfer: time on the fastest rank"
         " (no waiting); waits: how much longer it takes on the slowest; both are sums"
-        + ", in which operations that overlap count once" * _are_placed(verdict)
+        + ", in which operations that overlap count once" * verdict.is_placed
         + "; busbw: of transfers alone"
         + "; sent of operations with a root: the mean over members" * rooted
         + "; ≤ and ≥: messages, of which some may have ended earlier or overlapped" * loose,
     )
-
-
-def _are_placed(verdict: Judged) -> bool:
-    """Whether the trace tells when all that has a time was under way."""
-    timed = (meeting for meeting in verdict.matches.meetings if meeting.time)
-    return all(call.is_placed for meeting in timed for call in meeting.calls.values())
 
 
 def _format_part(part: Part) -> tuple[str, str, str]:
