@@ -48,6 +48,7 @@ class BackendInfo(NamedTuple):
     launch: Literal["fork", "mpirun", "none"] = "fork"  # none: times are predicted
     native: bool = True  # has algorithms of its own: without --algo it runs
     messages: bool = True  # from rank to rank, as pairs and steps need
+    tags: bool = True  # tell the messages between two ranks apart: where not, their order does
     groups: Literal["any", "partition", "none"] = "any"  # partition: every rank is in one
     worlds: Literal["many", "one"] = "many"  # of a process: several families of groups need many
     background: Literal["any", "computation", "none"] = "any"  # what it may run beside a case

@@ -121,6 +121,11 @@ def is_broken(record: Record) -> bool:
     return record.status == "failed" or record.note.startswith(BROKE_LATER)
 
 
+def is_without_samples(record: Record) -> bool:
+    """Whether the case was measured, and every sample was replaced."""
+    return record.status == "failed" and record.note.startswith(NO_SAMPLE)
+
+
 def derive_row(record: Record, world: World | None = None) -> Derived | None:
     """Everything shown of a record that was measured or predicted; None for one that was not."""
     if isinstance(record, Digested):

@@ -20,7 +20,7 @@ import numpy as np
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVE
 from collbench.records import stats
-from collbench.records.derive import BROKE_LATER, NO_SAMPLE
+from collbench.records.derive import BROKE_LATER, is_without_samples
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import (
     BACKGROUND_SAMPLES,
@@ -269,11 +269,6 @@ def _keep_first(first: Record, reason: str) -> Record | None:
     if is_without_samples(first):
         return msgspec.structs.replace(first, again=True, note=reason)
     return without_second_pass(first, BROKE_LATER + reason) if is_too_wide(first) else None
-
-
-def is_without_samples(record: Record) -> bool:
-    """Whether the case was measured, and every sample was replaced."""
-    return record.status == "failed" and record.note.startswith(NO_SAMPLE)
 
 
 def interval_width(record: Record) -> float:

@@ -194,6 +194,7 @@ class _Session:
         self._interim: dict[Case, Record] = {}  # what there is of a case that is being measured
         self._after: dict[str, Load] = {}
         self._broken: RunBroken | None = None  # of the first world that broke before it opened
+        self._refused = False  # to go on with a run on other hosts
         self._pace = self._make_pace()
 
     def _make_pace(self) -> Pace:
@@ -219,9 +220,8 @@ class _Session:
         plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
         launches = self._open_launches(plans)
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
-        met = partial(_refuse_hosts, self._order)
         listener = Listener(
-            *callbacks, interim=self._accept_interim, unopened=self._unopened, met=met
+            *callbacks, interim=self._accept_interim, unopened=self._unopened, met=self._met
         )
         problem: Exception | None = None
         try:
@@ -354,6 +354,13 @@ class _Session:
         world = self._worlds.get(record.world)
         return derive.derive_in_run(record, world, self._prepared.suite)
 
+    def _met(self, hosts: list[str]) -> None:
+        try:
+            _refuse_hosts(self._order, hosts)
+        except UsageError:
+            self._refused = True
+            raise
+
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.label, (phase - Phase.PREPARING) / len(Phase))
         self._check_reader()
@@ -410,14 +417,17 @@ class _Session:
             write_line(self._writer, line)
 
     def _finish(self, code: Exit, note: str) -> None:
-        """Write what is left and the last line, and have the reporter close. Raises CannotRun if
-        something could not be saved."""
+        """Write what is left and the last line, and have the reporter close; the file of a run that
+        is not gone on with keeps the end that it had. Raises CannotRun if something could not be
+        saved."""
         path = None
         with interrupts.shielded():
             self._keep_what_was_cut(note)
             end = End(exit=code, ended=time_now(), note=note, load=self._after)
             if self._writer is not None:
-                write_line(self._writer, end)
+                resumed = self._order.resumed
+                if kept := resumed.end if resumed and self._refused else end:
+                    write_line(self._writer, kept)
                 self._writer.close()
                 path = self._writer.path
         self._reporter.end(end, path)

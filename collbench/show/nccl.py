@@ -36,7 +36,7 @@ import msgspec
 from collbench.core.text import format_settings, plain_line
 from collbench.core.version import __version__
 from collbench.records import limits
-from collbench.records.derive import NO_SAMPLE, Derived
+from collbench.records.derive import Derived, is_without_samples
 from collbench.records.flags import (
     COPY,
     UNCONVERGED,
@@ -325,7 +325,7 @@ class Text(Reporter):
         if self._run.policy.iters is not None or record.again or is_budgeted(self._run.command):
             return True
         unconverged = row is not None and UNCONVERGED in row.flags
-        return not unconverged and not record.note.startswith(NO_SAMPLE)
+        return not unconverged and not is_without_samples(record)
 
     def end(self, end: End, path: Path | None) -> None:
         load_text = busy.describe_run_load(

@@ -29,7 +29,7 @@ from collbench.machine import environment
 from collbench.records import case_rows, rows
 from collbench.records.case_rows import CaseRows
 from collbench.records.choice import describe_adding
-from collbench.records.derive import NO_SAMPLE
+from collbench.records.derive import is_without_samples
 from collbench.records.flags import OVERSUBSCRIBED
 from collbench.records.rows import Row
 from collbench.records.types import Choice, RunFile, World
@@ -431,7 +431,7 @@ def find_fault(members: Sequence[Row]) -> str:
     records = [cycle.record for row in members for cycle in row.left_out]
     for status, words in (("wrong", WRONG), ("failed", "failed")):
         for record in records:
-            if record.status == status and not record.note.startswith(NO_SAMPLE):
+            if record.status == status and not is_without_samples(record):
                 return plain_line(f"{words}: {record.note}" if record.note else words)
     return ""
 

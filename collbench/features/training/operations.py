@@ -3,8 +3,9 @@ them need. Loads no torch."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -158,6 +159,8 @@ def refuse_step_case(
             f"{case.backend} joins one world in a process, and {step.name} has"
             f" {len(families)} families of groups"
         )
+    if not info.tags and (crossed := _find_crossed_messages(step)):
+        return f"{step.name}: {crossed}, and {case.backend} tells messages apart by order alone"
     judged_cases: set[Case] = set()
     for op in _list_communicating(step):
         where = f"{step.name}: {op.kind}"
@@ -168,6 +171,30 @@ def refuse_step_case(
             if operation_case not in judged_cases and (reason := refuse(operation_case)):
                 return f"{where} of {format_size(op.nbytes)} {op.dtype}: {reason}"
             judged_cases.add(operation_case)
+    return ""
+
+
+def _find_crossed_messages(step: Step) -> str:
+    """A clause on two ranks, one of which receives the other's messages in another order than they
+    are sent, by their tags; empty where there are none."""
+    sent: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    received: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for program in step.programs:
+        messages = [op for op in program.ops if op.kind in POINT_TO_POINT]
+        for rank, op in itertools.product(program.ranks, messages):
+            other = step.members(op.group, rank)[op.peer]
+            if op.kind == "send":
+                sent[op.group, rank, other].append(op.tag)
+            else:
+                received[op.group, other, rank].append(op.tag)
+    for way, tags in sent.items():
+        for at, (tag, asked) in enumerate(zip(tags, received[way], strict=False)):
+            if tag != asked:
+                _, source, target = way
+                return (
+                    f"rank {target} receives message {at} of rank {source} by tag {asked}, which"
+                    f" was sent with tag {tag}"
+                )
     return ""
 
 

@@ -15,6 +15,7 @@ INFO = BackendInfo(
     settings=("NCCL_", "RCCL_", "TORCH_NCCL_"),
     gpu="each",
     mode="streaming",
+    tags=False,
     lacks=("scan",),
     registers=True,
     averages=True,

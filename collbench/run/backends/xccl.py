@@ -10,6 +10,7 @@ from collbench.run.backends._torch_refusal import refuse, refuse_library_here
 
 INFO = BackendInfo(
     about="torch.distributed on Intel's GPUs, where torch is built with it",
+    tags=False,
     lacks=("scan",),
     refuse=refuse,
     here=partial(refuse_library_here, "xccl"),

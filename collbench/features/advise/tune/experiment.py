@@ -21,7 +21,7 @@ from collbench.features.compare.ab import variants
 from collbench.features.compare.ab.experiment import Experiment
 from collbench.features.compare.ab.experiment import Order as Pairs
 from collbench.features.compare.comparison import Comparison, Rules, compare_runs
-from collbench.records.derive import NO_SAMPLE, NO_TIME_LEFT
+from collbench.records.derive import NO_TIME_LEFT, is_without_samples
 from collbench.records.types import Choice, Record, RunFile
 from collbench.run import session
 from collbench.run.launch import join
@@ -180,8 +180,7 @@ class Outcome:
 def _find_fault(record: Record) -> Literal["", "wrong", "failed"]:
     if record.status == "wrong":
         return "wrong"
-    is_failed = record.status == "failed" and not record.note.startswith(NO_SAMPLE)
-    return "failed" if is_failed else ""
+    return "failed" if record.status == "failed" and not is_without_samples(record) else ""
 
 
 def judge_files(files: tuple[RunFile, RunFile], rules: Rules) -> Comparison:
@@ -194,6 +193,5 @@ def judge_files(files: tuple[RunFile, RunFile], rules: Rules) -> Comparison:
 def _drop_lost(file: RunFile) -> Iterator[Record]:
     timed = {record.case for record in file.records if record.status == "ok"}
     for record in file.records:
-        is_lost = record.status == "failed" and record.note.startswith(NO_SAMPLE)
-        if not (is_lost and record.case in timed):
+        if not (is_without_samples(record) and record.case in timed):
             yield record

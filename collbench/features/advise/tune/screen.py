@@ -21,7 +21,7 @@ from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving, joining
 from collbench.features.advise.tune.joining import Field, Joint
 from collbench.features.advise.types import Cell, Series, Variables
-from collbench.records.derive import NO_SAMPLE, Derived, derive_row
+from collbench.records.derive import Derived, derive_row, is_without_samples
 from collbench.records.types import Choice, Record, Run, World
 from collbench.run import session
 from collbench.run.launch.places import PlaceSource
@@ -291,7 +291,7 @@ class Screening:
         failed = [
             record
             for record in records
-            if record.status == "failed" and not record.note.startswith(NO_SAMPLE)
+            if record.status == "failed" and not is_without_samples(record)
         ]
         broken = {
             (record.case.n, record.case.env): record

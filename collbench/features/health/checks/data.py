@@ -27,7 +27,7 @@ from collbench.features.health.night import (
     make_evidence,
 )
 from collbench.records.choice import describe_heard
-from collbench.records.derive import NO_SAMPLE, is_broken
+from collbench.records.derive import is_broken, is_without_samples
 from collbench.suite.case_words import describe_case
 
 
@@ -147,10 +147,10 @@ def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
 def check_completeness(night: Night) -> Looked:
     """Cases that hung, died or raised, and runs that did not come to their end."""
     failed = [entry for entry in night.records if is_broken(entry.record)]
-    empty = sum(entry.record.note.startswith(NO_SAMPLE) for entry in failed)
+    empty = sum(is_without_samples(entry.record) for entry in failed)
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
     for entry in failed:
-        if not entry.record.note.startswith(NO_SAMPLE):
+        if not is_without_samples(entry.record):
             by_subject[_find_accused(entry)].append(entry)
     findings = [
         Finding(

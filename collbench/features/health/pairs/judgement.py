@@ -21,7 +21,7 @@ from collbench.core.groups import Pair, count_placed_ranks
 from collbench.core.text import format_bandwidth, format_count, format_duration
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.records import stats
-from collbench.records.derive import NO_SAMPLE
+from collbench.records.derive import is_without_samples
 from collbench.records.rows import case_time, group_rows, make_rows, select_deciding
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
@@ -152,7 +152,7 @@ def make_matrix(file: RunFile) -> Matrix | None:
             by_size[case.size][pair].append(case_time(measured).median)
             cases[pair] = max(case, cases.get(pair, case), key=lambda case: case.size)
         for record in (cycle.record for row in launches for cycle in row.left_out):
-            if record.status in ("wrong", "failed") and not record.note.startswith(NO_SAMPLE):
+            if record.status in ("wrong", "failed") and not is_without_samples(record):
                 trouble[pair] = f"{record.status}: {record.note}"
     if not by_size and not trouble:
         return None

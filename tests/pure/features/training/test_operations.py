@@ -105,6 +105,40 @@ def test_what_cannot_run_says_which_operation_and_why() -> None:
         assert "runs no steps" in of(reduce, backend=backend)
 
 
+def message(kind: str, peer: int, tag: int) -> Op:
+    return Op(kind, peer=peer, tag=tag, **CALL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("backend", "tags", "reason"),
+    [
+        ("nccl", (1, 2), ""),
+        ("gloo", (2, 1), ""),
+        ("nccl", (2, 1), "rank 1 receives message 0 of rank 0 by tag 2, which was sent with tag 1"),
+        ("xccl", (1, 1, 1), ""),
+        ("xccl", (1, 3, 2), "rank 1 receives message 1 of rank 0 by tag 3"),
+    ],
+)
+def test_a_library_without_tags_runs_no_messages_that_tags_reorder(
+    backend: str, tags: tuple[int, ...], reason: str
+) -> None:
+    sent = sorted(tags)
+    there = Program((0,), tuple(message("send", 1, tag) for tag in sent))
+    here = Program((1,), tuple(message("recv", 0, tag) for tag in tags))
+    step = Step("x", 2, (there, here))
+    (case, *_) = cases_of(step, backends=(backend,))
+    told = steps.refuse_step_case(step, case, lambda case: "")
+    assert told.startswith(f"x: {reason}" if reason else "") and bool(told) is bool(reason)
+    assert not reason or told.endswith(f"{backend} tells messages apart by order alone")
+
+
+@pytest.mark.parametrize("layout", ["pp=4,micro_batches=6", "pp=2,chunks=2,micro_batches=4"])
+def test_pipelines_send_in_the_order_that_they_receive_in(layout: str) -> None:
+    step = presets.find_step("megatron:llama3-8b", layout, layers=8)
+    (case, *_) = cases_of(step, backends=("nccl",))
+    assert steps.refuse_step_case(step, case, lambda case: "") == ""
+
+
 def test_uneven_blocks_are_those_that_each_member_sends() -> None:
     def op(*sends: int) -> Op:
         return Op(kind="all_to_allv", group="ep", sends=sends, nbytes=16, dtype="float")
