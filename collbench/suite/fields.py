@@ -373,7 +373,9 @@ FIELDS: tuple[Field, ...] = (
         text="cold",
     ),
     Field("policy", "order", "choice", default="auto", choices=("auto", "size", "shuffled")).option(
-        "--order", "Order of cases: shuffled, size or auto (size in streaming mode).", text="auto"
+        "--order",
+        "Order of cases: shuffled, size or auto (size in streaming and graph).",
+        text="auto",
     ),
     Field("policy", "seed", "whole", default=1, least=0).option(
         "--seed", "Seed of data and order."

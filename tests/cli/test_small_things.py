@@ -50,6 +50,12 @@ def test_what_is_only_wanted_of_a_history_adds_up() -> None:
     assert part.collectives == ("all_reduce", "all_gather", "scan")
 
 
+@pytest.mark.parametrize("backend", ["mpi", "shm"])
+def test_locate_refuses_a_backend_without_groups_of_some_ranks(bare, backend: str) -> None:
+    done = bare("locate", "-g", "4", "--backend", backend, "--dry-run")
+    assert done.returncode == 5 and "measures no groups of only some ranks" in done.stderr
+
+
 def test_locate_counts_tests(bare) -> None:
     done = bare("locate", "-g", "4", "--tests", "33", "--dry-run")
     assert (done.returncode, "at most 33 tests" in done.stderr) == (0, True)

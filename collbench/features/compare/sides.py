@@ -13,7 +13,7 @@ from collbench.machine import environment
 from collbench.machine.environment import Difference
 from collbench.records.case_rows import CaseRows, Place
 from collbench.records.choice import describe_adding
-from collbench.records.rows import Row
+from collbench.records.rows import Row, group_rows
 from collbench.records.types import ONE_SIDED, Run, RunFile
 from collbench.suite.case import Case
 
@@ -226,6 +226,21 @@ def log_changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float
         for launch_key, (before, after) in pairs.items()
         if (before.record.sync, before.record.inner) == (after.record.sync, after.record.inner)
     }
+
+
+def select_started_alike(base: CaseRows, head: CaseRows) -> list[list[Row]]:
+    """The launches of base and of head in which ranks started in one way, of those that both sides
+    have the one that leaves the shorter side longest; all launches where they have none in
+    common."""
+    sides = [list(side.launches.values()) for side in (base, head)]
+    ours, theirs = (group_rows(side, lambda launch: launch.record.sync) for side in sides)
+    shortest = {
+        start: min(len(ours[start]), len(theirs[start])) for start in ours if start in theirs
+    }
+    if not shortest:
+        return sides
+    start = max(shortest, key=shortest.__getitem__)
+    return [ours[start], theirs[start]]
 
 
 def common_places(base: CaseRows, head: CaseRows) -> list[Place]:

@@ -20,7 +20,7 @@ import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.text import format_count, format_size
-from collbench.features.compare.sides import log_changes
+from collbench.features.compare.sides import log_changes, select_started_alike
 from collbench.records import paired
 from collbench.records.case_rows import CaseRows
 from collbench.records.paired import Shift
@@ -209,12 +209,19 @@ def _would_take(pairs: float, seconds: float) -> str:
 def rule_by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
     """A ruling from launches that form no pairs; ``tau`` is the smallest relative change that
     matters. ``tests`` is how many rows have launches enough to be tested, once each: the level that
-    confirms a change accounts for all of them. A change at 95 % only is a suspicion."""
-    sides = [list(side.launches.values()) for side in (base, head)]
+    confirms a change accounts for all of them. A change at 95 % only is a suspicion. Launches whose
+    ranks started in another way do not count (select_started_alike)."""
+    sides = select_started_alike(base, head)
     logs = [[math.log(launch.median) for launch in side] for side in sides]
     fewest = min(map(len, sides))
     if fewest < FEWEST_UNPAIRED:
         why = _describe_few_launches(base, head)
+        if fewest < min(len(base.launches), len(head.launches)):
+            start, numbers = sides[0][0].record.sync, " and ".join(str(len(side)) for side in sides)
+            why = (
+                f"{numbers} launches started alike ({start}), and {FEWEST_UNPAIRED} a side are the"
+                f" fewest that tell: measure both with --sync {start}"
+            )
         if all(launch.predicted for side in sides for launch in side):
             why = "both sides are a model's predictions: nothing was measured that could be judged"
         difference = median(logs[1]) - median(logs[0]) if fewest else None

@@ -66,7 +66,7 @@ class KillOptions:
     kill_at: Annotated[
         str,
         Option(
-            "--kill-at", help="Seconds after all have loaded their library, or random (within 2)."
+            "--kill-at", help="Seconds after all have loaded their library, or random (within 2 s)."
         ),
     ] = ""
     way: Annotated[

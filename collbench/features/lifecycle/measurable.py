@@ -62,9 +62,7 @@ def _read_table(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str
             values["size"] = parse_size(values["size"], "size")
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as e:
-        raise UsageError(
-            f"{where}: {first_line(e)}", "collbench help lifecycle has all keys"
-        ) from e
+        raise UsageError(f"{where}: {first_line(e)}", "collbench help suites has all keys") from e
     except UsageError as e:
         raise UsageError(f"{where}: {e.message}", e.hint) from e
 

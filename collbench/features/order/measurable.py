@@ -86,7 +86,7 @@ class _Orders:
             return msgspec.convert(msgspec.to_builtins(request), OrderRequest)
         except msgspec.ValidationError as e:
             raise UsageError(
-                f"{where}: {first_line(e)}", "collbench help order has all keys"
+                f"{where}: {first_line(e)}", "collbench help suites has all keys"
             ) from e
         except UsageError as e:
             raise UsageError(f"{where}: {e.message}", e.hint) from e
@@ -110,7 +110,9 @@ class _Orders:
         try:
             return msgspec.convert(values | {"world": ranks, "kind": "order"}, SumOrder)
         except msgspec.ValidationError as e:
-            raise UsageError(first_line(e), "collbench order --help has the ranges") from e
+            raise UsageError(
+                f"order: {first_line(e)}", "collbench help suites has all keys and ranges"
+            ) from e
 
     def measure(self, subject: SumOrder) -> tuple[str, int]:
         return name_row(subject.collective), subject.sizes[-1]

@@ -49,7 +49,14 @@ class OverlapOptions:
     algorithm: Annotated[str, make_option("algorithms")] = "native"
     dtype: Annotated[str, Option("-d", "--datatype", help="As in `collbench list`.")] = "float"
     rounds: Annotated[
-        int, Option("-n", "--rounds", min=1, max=200, help="6 bound 1 row, 12 bound 100.")
+        int,
+        Option(
+            "-n",
+            "--rounds",
+            min=1,
+            max=200,
+            help="Rounds: 6 give one row an interval, 12 each of 100.",
+        ),
     ] = 12
     max_time: Annotated[
         str, Option("--max-time", help="Longest time spent on a row in a round.")

@@ -103,7 +103,7 @@ def predict(options: PredictOptions) -> None:
     variants = [algorithms.find_variant(row.name, word) for word in spellings]
     for word, variant in zip(spellings, variants, strict=True):
         if word in variant.algorithm.aliases:
-            print_message(f"{word} is {variant.algorithm.name} (collbench list {row.name})")
+            print_message(f"{word} is {variant.algorithm.name} (`collbench list` has all names)")
     most = PATIENCE[options.algo != "all"]
     view = simulate.forecast_variants(row, n, model, variants, sizes, most)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""

@@ -20,7 +20,12 @@ Files = Annotated[
     Argument(metavar="FILE…", help="A trace: a folder, or the file of each rank."),
 ]
 Form = Annotated[
-    str, Option("--from", help="The trace's format, where it is not to be known by looking at it.")
+    str,
+    Option(
+        "--from",
+        help="The format, if it is not recognised: collbench, kineto, flight, et, chakra, aicb,"
+        " simai, step.",
+    ),
 ]
 Ops = Annotated[
     bool, Option("--from-ops", help="Read c10d operators of a trace that names no collectives.")

@@ -155,7 +155,12 @@ class WorkloadOptions:
     options: Annotated[
         str, Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16.")
     ] = ""
-    layers: Annotated[int, Option("--layers", min=0, help="Only so many of the model's.")] = 0
+    layers: Annotated[
+        int,
+        Option(
+            "--layers", min=0, help="Only so many of the model's. Default: all.", show_default=False
+        ),
+    ] = 0
     ngpus: Annotated[
         int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
     ] = None

@@ -421,17 +421,17 @@ def find_trouble(link: HostLink) -> tuple[str, str]:
     """Why a host cannot keep places and what to do about it; twice "" where it can."""
     host, facts = link.host.name, link.facts
     python = f"{link.python}" + (f" (Python {facts.python})" if facts.python else "")
-    install = f"pip install collbench=={__version__}"
+    install = f"install collbench {__version__}"
     if facts.error:
         return (
             f"{python} cannot load collbench: {plain_line(facts.error)}",
-            f"run {install} there, or name another interpreter in the file of --hosts:"
+            f"{install} there, or name another interpreter in the file of --hosts:"
             f" {host} python=PATH",
         )
     if facts.version and facts.version != __version__:
         return (
             f"{python} has collbench {plain_line(facts.version)}, and this is {__version__}",
-            f"run {install} there",
+            f"{install} there, from the same files as here",
         )
     if not link.trouble:
         return "", ""

@@ -10,6 +10,7 @@ import msgspec
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.records.flags import list_doubts
 from collbench.records.points import Best, Point, find_best
+from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Cell, Line, Section, Table, make_columns, tone_text
 from collbench.show.views.measured import draw_best
 from collbench.show.views.series import MOST, View, filter_values, name_mode, plus_minus
@@ -158,6 +159,10 @@ def _explain_signs(best_list: Sequence[Best]) -> str:
     explanations += ["?: not known, for want of an interval"] * any(
         best.unknown for best in best_list
     )
+    fewest = min(best.winner.launches for best in best_list)
+    if fewest < FEWEST_LAUNCHES and any(best.slower for best in best_list):
+        number = format_count(fewest, "launch")
+        explanations += [f"of {number}: others may differ by more than intervals say"]
     explanations += ["in brackets: why to doubt that time"] * any(
         list_doubts(o.winner) for o in best_list
     )

@@ -27,6 +27,7 @@ from collbench.cli.families import (
     Timeout,
 )
 from collbench.cli.parameters import make_option
+from collbench.core.backend_info import backend_info, list_capable
 from collbench.core.errors import CannotRun, Exit
 from collbench.core.text import plain_line
 from collbench.survive.encoding import encode_json
@@ -300,12 +301,16 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
 
 def announce_search(order: Order, rules: Rules) -> None:
     """Say what the search will do, before it does anything. Raises UsageError where there are too
-    few hosts to search.
+    few hosts to search, and CannotRun where the backend measures no groups of some ranks alone.
 
     On how many hosts Ray will place the ranks is not known, only that there are at most as many."""
     from collbench.features.health.locate import search as locate
     from collbench.run.launch import join
 
+    for name in order.suite.values("backends"):
+        if backend_info(name).groups != "any":
+            capable = list_capable(lambda info: info.groups == "any")
+            raise CannotRun(f"{name} measures no groups of only some ranks; {capable} do")
     member = join.detect_launcher(order.launcher)
     source = order.source
     n = member.n if member and not source else order.suite.axes.ranks[0]

@@ -3,10 +3,10 @@
 Each rank writes its collectives and messages, in the order of the program, with group, size,
 datatype, reduction, root, peer, tag, blocks, when they were issued and when they ended, and its
 waits, to a file that ``collbench trace`` and ``collbench replay`` read
-(``workload.traces.own``).
+(``traces/formats/own.py``).
 
-``dispatched`` says how calls are seen. Whatever the backend, those of Python and of C++ pass there,
-with their group, in every thread: DDP's reducer, FSDP, DTensor, functional collectives,
+``interception`` says how calls are seen. Whatever the backend, those of Python and of C++ pass
+there, with their group, in every thread: DDP's reducer, FSDP, DTensor, functional collectives,
 compiled code. Torch's profiler, with or without an ExecutionTraceObserver, sees the same operators
 but not their groups on Gloo, and every other operator, too. A recorded call took 0.7 to 1.3 ms
 more of a CPU, mostly as nothing of it is in a cache by then (tests/perf/recording.py).

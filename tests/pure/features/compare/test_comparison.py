@@ -952,6 +952,23 @@ def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
     )
 
 
+def started(start: str, time: float, number: int) -> list[RunFile]:
+    """Runs of one row, in which ranks started in one way; no two took the same time."""
+    times = [time * (1 + 0.001 * i) for i in range(number)]
+    return [stored({ROW: record(ROW, t, sync=start)}, name=f"{start}-{t}") for t in times]
+
+
+def test_of_launches_without_pairs_those_that_started_alike_are_compared() -> None:
+    mixed = started("barrier", 1e6, 9) + started("window", 4e7, 1)
+    row = only(compare(mixed, started("window", 4e7, 10), Rules(gate_unpaired=True)))
+    assert (row.verdict, row.gates, row.base and row.base.launches) == ("INCONCLUSIVE", True, 1)
+    assert row.why.startswith("1 and 10 launches started alike (window), and 10 a side")
+    enough = mixed + started("window", 4e7, 10)
+    row = only(compare(enough, started("window", 5e7, 10), Rules()))
+    assert (row.verdict, row.base and row.base.launches) == ("REGRESSED", 11)
+    assert row.delta == pytest.approx(0.25, rel=0.02)
+
+
 def test_launches_that_may_not_be_judged_count_when_more_are_asked_for() -> None:
     """Of 12, 6 on each side start far too much apart."""
     sound, skewed = record(ROW, 1e6), record(ROW, 1e6, skew_ns=[500_000])

@@ -121,12 +121,12 @@ def test_boot_says_the_mark_that_is_looked_for() -> None:
         (
             {"facts": HostFacts(python="3.9.2", error="SyntaxError: x")},
             "/opt/python (Python 3.9.2) cannot load collbench: SyntaxError: x",
-            f"run pip install collbench=={__version__} there",
+            f"install collbench {__version__} there",
         ),
         (
             {"facts": HostFacts(python="3.12.1", version="9.9")},
             f"/opt/python (Python 3.12.1) has collbench 9.9, and this is {__version__}",
-            f"run pip install collbench=={__version__} there",
+            f"install collbench {__version__} there",
         ),
         (
             {"facts": HostFacts(), "trouble": "sh: /opt/python: not found", "exit_code": 127},
