@@ -297,6 +297,19 @@ def complete_manner(manner: str) -> str:
     return manner.replace(", pin ", f", {LAUNCHES_OF_CALLS} one, pin ", 1)
 
 
+def began_otherwise(before: Night, after: Night) -> bool:
+    """Whether two nights of a row are alike but for how its ranks were started: by windows, and
+    then by barriers, as they are where ranks come late to windows."""
+    old, new = (set(night.manner.split(", ")) for night in (before, after))
+    starts = [{word for word in words if word.startswith("start ")} for words in (old, new)]
+    return (
+        before.fingerprint == after.fingerprint
+        and old - starts[0] == new - starts[1]
+        and starts[0] == {"start window"}
+        and any("barrier" in word for word in starts[1])
+    )
+
+
 def _make_night(launches: Sequence[NightLaunch]) -> Night:
     fit = [launch for launch in launches if not launch.unfit]
     used, first = fit or launches, launches[0]
