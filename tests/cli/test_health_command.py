@@ -514,7 +514,9 @@ def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
     monkeypatch.setattr(history, "open_book", closed)
     code, out, _ = said("--format", "json")
     assert code == Exit.NO_VERDICT and history_of(out)[0] == "no data"
-    assert json.loads(out)["summary"] == "earlier nights: cannot reach the database"
+    assert json.loads(out)["summary"] == (
+        "earlier nights: cannot reach the database; --no-history judges without it"
+    )
     assert said("--no-history")[0] == Exit.OK
 
 

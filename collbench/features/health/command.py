@@ -55,6 +55,9 @@ HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 NIGHTLY = "health"  # the tag of suites whose runs are nights
 
 
+WITHOUT = "--no-history judges without it"
+
+
 LAUNCHES = 3  # of a case that --rerun measures again
 
 
@@ -405,7 +408,7 @@ def check_earlier(
     try:
         book = history.open_book(url)
     except CannotRun as e:
-        return blind(e.message, past.EARLIER)
+        return blind(f"{e.message}; {WITHOUT}", past.EARLIER)
     with book:
         try:
             for run in (file.run for file in files if NIGHTLY not in file.run.suite.tags):
@@ -418,7 +421,7 @@ def check_earlier(
         except NoVerdict as e:  # on fake GPUs, of which no night is kept
             return blind(e.message)
         except CollbenchError as e:
-            return blind(e.message, past.EARLIER)
+            return blind(f"{e.message}; {WITHOUT}", past.EARLIER)
     fresh = partial(measure_again, files, seconds) if rerun else None
     return checks.Check(
         "history", partial(past.check_past, known_past, fresh), "times"
