@@ -280,6 +280,31 @@ def test_a_row_whose_ranks_came_late_is_not_judged_and_does_not_learn(book: Book
     assert "2 rows not judged: ranks came late" in whole.missing
 
 
+def launch(number: int, scheme: str) -> RunFile:
+    """One launch of night 8, as a run of its own has it under a launcher."""
+    medians = dict.fromkeys(ROWS, 1e6)
+    file = dated(8, medians, launches=1, name=f"launch-{number}")
+    return replace(file, records=[replace(record, sync=scheme) for record in file.records])
+
+
+@pytest.mark.parametrize(
+    ("schemes", "lacks"),
+    [
+        (["window", "barrier", "window", "window"], ""),
+        (["window", "barrier", "window", "barrier"], past.EARLIER),
+    ],
+)
+def test_of_launches_started_in_two_ways_those_are_judged_that_are_enough(
+    book: Book, schemes: list[str], lacks: str
+) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0))
+    files = [launch(number, scheme) for number, scheme in enumerate(schemes)]
+    seen = past.check_past(past.add_night(book, files), None, Night(files))
+    assert seen.lacks == lacks
+    assert (seen.note == "2 rows against up to 30 nights") == (not lacks)
+
+
 def test_rows_that_are_started_otherwise_on_purpose_learn(book: Book) -> None:
     for number in range(8):
         book.add(level(number, 1.0))

@@ -16,7 +16,6 @@ from collbench.features.health.checks.hosts import SHOWN
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history.gates import RECENT
 from collbench.features.health.history.nights import Series
-from collbench.features.health.night import list_several
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
@@ -93,7 +92,6 @@ def _make_finding(
     name = f"{format_count(ranks, 'rank')} of {backend}"
     nights = max(len(had) for _, had in rows)
     until = max(had[-1] for _, had in rows)
-    listed = list_several((describe_case(case) for case, _ in rows), most=2)
     return Finding(
         check="history",
         severity="warning",
@@ -101,11 +99,11 @@ def _make_finding(
         since=next((day for day in last if day > until), "tonight"),
         what=(
             f"{name}: {format_count(len(rows), 'row')} that {nights} of the last"
-            f" {format_count(len(last), 'night')} had are missing tonight: {listed}"
+            f" {format_count(len(last), 'night')} had are missing"
         ),
         advice=(
-            "look for what the machine has lost: a GPU, cores, a library (collbench doctor); ranks"
-            " and backend that -g and --backend name are not looked for"
+            "look for what the machine has lost: a GPU, cores, a library (collbench doctor); where"
+            " it is meant to be, -g and --backend say so"
         ),
         evidence=[
             Evidence(what=f"{describe_case(case)}: nights", value=len(had), run=run, case=case.key)

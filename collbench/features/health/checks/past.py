@@ -134,14 +134,16 @@ LATE = "ranks came late to many starts"
 def _explain_blind(
     series: nights_.Series, tonight: nights_.Night, gate: gates.Gate, is_auto: bool
 ) -> Unjudged | None:
-    """The reason why a row that has nights enough is not held against them: tonight itself may not
-    be judged, or ranks that came late had to be started in another way; None where there is none,
+    """The reason why a row that has nights enough is not held against them: ranks that came late
+    had to be started in another way, or tonight itself may not be judged; None where there is none,
     or the row is still learning."""
-    why, nights = tonight.unfit_reason, gate.nights
-    if not why and is_auto and gate.state == "learning":
+    if is_auto and gate.state == "learning":
         earlier = [night for night in series.nights if night.day < tonight.day and night.valid]
-        why, nights = LATE, sum(nights_.began_otherwise(night, tonight) for night in earlier)
-    return Unjudged(series.case, why, nights) if why and nights >= LEARNING else None
+        nights = sum(nights_.began_otherwise(night, tonight) for night in earlier)
+        if nights >= LEARNING:
+            return Unjudged(series.case, LATE, nights)
+    is_blind = tonight.unfit_reason and gate.nights >= LEARNING
+    return Unjudged(series.case, tonight.unfit_reason, gate.nights) if is_blind else None
 
 
 def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> Looked:

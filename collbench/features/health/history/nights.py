@@ -327,8 +327,8 @@ def _make_night(launches: Sequence[NightLaunch]) -> Night:
 
 
 def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
-    """The nights that runs of one night make, by the key of each row: of one that changed its
-    fingerprint meanwhile, the last."""
+    """The nights that runs of one night make, by the key of each row: of one that was measured in
+    several ways meanwhile, the last that may be judged, else the last."""
     launches_by_case: dict[str, list[NightLaunch]] = {}
     for file in files:
         for case, case_launches in launches_of(file).items():
@@ -337,7 +337,11 @@ def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
         raise UsageError(
             f"these runs are of {len(days)} nights: {', '.join(sorted(days))}", "name those of one"
         )
-    return {key: merge_nights(group)[-1] for key, group in launches_by_case.items()}
+    nights = {key: merge_nights(group) for key, group in launches_by_case.items()}
+    return {
+        key: next((night for night in reversed(ways) if night.valid), ways[-1])
+        for key, ways in nights.items()
+    }
 
 
 def first_level(segment: Stretch) -> float | None:
