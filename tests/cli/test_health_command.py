@@ -513,7 +513,11 @@ def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
     kept(home)
     monkeypatch.setattr(history, "open_book", closed)
     code, out, _ = said("--format", "json")
-    assert code == Exit.OK and history_of(out)[0] == "no data" and "cannot reach" in out
+    assert code == Exit.NO_VERDICT and history_of(out)[0] == "no data"
+    assert json.loads(out)["summary"] == (
+        "earlier nights: cannot reach the database; --no-history judges without it"
+    )
+    assert said("--no-history")[0] == Exit.OK
 
 
 def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> None:
@@ -525,7 +529,7 @@ def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> No
         to.execute("UPDATE collbench_schema SET version = 99")
     to.close()
     code, out, _ = said("--format", "json")
-    assert code == Exit.OK and history_of(out)[0] == "no data" and "of version 99" in out
+    assert code == Exit.NO_VERDICT and history_of(out)[0] == "no data" and "of version 99" in out
 
 
 def test_the_night_is_kept_and_judged_under_the_name_given(said: Said, home: Path) -> None:

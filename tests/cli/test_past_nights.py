@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from collbench.core.errors import UsageError
 from collbench.features.health import history
 from collbench.features.health.checks import past
+from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Finding
 from collbench.features.health.history.baselines import Baseline, Level
 from collbench.features.health.history.nights import Review
@@ -243,3 +244,119 @@ def test_an_accepted_level_leaves_the_other_way_its_past(book: Book) -> None:
     begun = {(NEWER in row.way, part.why) for row in known.outlook.series for part in row.segments}
     assert (True, "accepted: new switch") in begun
     assert (False, "accepted: new switch") not in begun
+
+
+def checked(book: Book, file: RunFile, fresh: past.Fresh | None = None) -> Looked:
+    return past.check_past(past.add_night(book, [file]), fresh, Night([file]))
+
+
+def test_a_night_of_fewer_ranks_is_not_healthy(book: Book) -> None:
+    """Its own rows are new and learn."""
+    for number in range(8):
+        book.add(level(number, 1.0))
+    seen = checked(book, level(8, 1.0, *(replace(row, n=3) for row in ROWS)))
+    assert "needs 5 earlier nights" in seen.missing
+    (finding,) = seen.findings
+    assert (finding.severity, finding.subject.name) == ("warning", "4 ranks of gloo")
+
+
+def started(number: int, factor: float, scheme: str, *late: Case) -> RunFile:
+    """A night of ROWS, of which these were started in another way."""
+    file = level(number, factor)
+    records = [replace(r, sync=scheme) if r.case in late else r for r in file.records]
+    return replace(file, records=records)
+
+
+def test_a_row_whose_ranks_came_late_is_not_judged_and_does_not_learn(book: Book) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0))
+    seen = checked(book, started(8, 1.0, "barrier", ROWS[0]))
+    assert seen.note.endswith("; 1 row not judged: ranks came late to many starts")
+    (finding,) = seen.findings
+    assert finding.severity == "hint"
+    assert "not held against 8 nights that started by windows" in finding.what
+    whole = checked(book, started(9, 1.3, "barrier", *ROWS))
+    assert whole.lacks == past.EARLIER
+    assert "2 rows not judged: ranks came late" in whole.missing
+
+
+def launch(number: int, scheme: str) -> RunFile:
+    """One launch of night 8, as a run of its own has it under a launcher."""
+    medians = dict.fromkeys(ROWS, 1e6)
+    file = dated(8, medians, launches=1, name=f"launch-{number}")
+    return replace(file, records=[replace(record, sync=scheme) for record in file.records])
+
+
+@pytest.mark.parametrize(
+    ("schemes", "lacks"),
+    [
+        (["window", "barrier", "window", "window"], ""),
+        (["window", "barrier", "window", "barrier"], past.EARLIER),
+    ],
+)
+def test_of_launches_started_in_two_ways_those_are_judged_that_are_enough(
+    book: Book, schemes: list[str], lacks: str
+) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0))
+    files = [launch(number, scheme) for number, scheme in enumerate(schemes)]
+    seen = past.check_past(past.add_night(book, files), None, Night(files))
+    assert seen.lacks == lacks
+    assert (seen.note == "2 rows against up to 30 nights") == (not lacks)
+
+
+def test_rows_that_are_started_otherwise_on_purpose_learn(book: Book) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0))
+    file = started(8, 1.0, "barrier", *ROWS)
+    asked = replace(file.run, policy=replace(file.run.policy, sync="barrier"))
+    seen = checked(book, replace(file, run=asked))
+    assert (seen.lacks, list(seen.findings)) == ("", [])
+    assert "needs 5 earlier nights" in seen.missing
+
+
+def test_a_night_of_which_nothing_can_be_judged_lacks_the_earlier_nights(book: Book) -> None:
+    for number in range(4):
+        book.add(level(number, 1.0))
+    few = lambda number: dated(number, dict.fromkeys(ROWS, 1e6), launches=2)
+    assert checked(book, few(4)).lacks == ""  # there are too few nights to judge by
+    for number in (5, 6):
+        book.add(level(number, 1.0))
+    seen = checked(book, few(7))
+    assert seen.lacks == past.EARLIER
+    assert seen.missing == "2 rows not judged: 2 of 3 launches, beside 6 earlier nights"
+
+
+def test_fresh_launches_between_two_modes_confirm_as_nights_have_them(book: Book) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0))
+    modes = [2_700_000] * 20 + [3_300_000] * 21
+    slow = level(8, 3.0)
+    records = [replace(one, times_ns=[t + i for i, t in enumerate(modes)]) for one in slow.records]
+    slow = replace(slow, records=records)
+    again = Night([replace(slow, run=replace(slow.run, id="again"))])
+    assert not again.fit  # the median rests on no launch between two modes
+    findings = checked(book, slow, lambda _: again).findings
+    assert [finding.severity for finding in findings] == ["warning"] * 2
+    assert "and again in 3 fresh launches" in findings[0].what
+
+
+def with_ports(number: int, rates: dict[str, int]) -> RunFile:
+    """A night of a host whose ports have these rates in Gb/s."""
+    ports = {
+        name: {"rate": f"{rate} Gb/sec", "state": "4: ACTIVE", "firmware": "28.39"}
+        for name, rate in rates.items()
+    }
+    return level(number, 1.0, environment=ENVIRONMENT | {"host": "node1", "rdma": ports})
+
+
+def test_a_port_that_was_faster_in_earlier_nights_is_told(book: Book) -> None:
+    """And one of storage, which is as slow as ever, is not."""
+    usual = {"mlx5_0:1": 400, "mlx5_1:1": 400, "mlx5_2:1": 200}
+    for number in range(8):
+        book.add(with_ports(number, usual))
+    assert checked(book, with_ports(8, usual)).findings == []
+    (finding,) = checked(book, with_ports(9, usual | {"mlx5_1:1": 200})).findings
+    assert (finding.severity, finding.subject.name) == ("warning", "node1: mlx5_1:1")
+    assert finding.what == "runs at 200 Gb/s, and ran at 400 Gb/s in earlier nights"
+    assert finding.sure is None

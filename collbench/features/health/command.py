@@ -55,6 +55,9 @@ HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 NIGHTLY = "health"  # the tag of suites whose runs are nights
 
 
+WITHOUT = "--no-history judges without it"
+
+
 LAUNCHES = 3  # of a case that --rerun measures again
 
 
@@ -394,8 +397,8 @@ def check_earlier(
     from collbench.features.health.checks import table as checks
     from collbench.features.health.checks.hosts import Looked
 
-    def blind(why: str) -> tuple[Check, None]:
-        return checks.Check("history", lambda _: Looked(missing=why)), None
+    def blind(why: str, lacks: str = "") -> tuple[Check, None]:
+        return checks.Check("history", lambda _: Looked(missing=why, lacks=lacks)), None
 
     trouble = night.explain_trouble(files) or (
         f"a fault was planted: {planted}" if (planted := checks.describe_injected(files)) else ""
@@ -405,7 +408,7 @@ def check_earlier(
     try:
         book = history.open_book(url)
     except CannotRun as e:
-        return blind(e.message)
+        return blind(f"{e.message}; {WITHOUT}", past.EARLIER)
     with book:
         try:
             for run in (file.run for file in files if NIGHTLY not in file.run.suite.tags):
@@ -415,8 +418,10 @@ def check_earlier(
                         f" collbench history add {run.id} keeps it"
                     )
             known_past = past.add_night(book, files, machine)
-        except CollbenchError as e:
+        except NoVerdict as e:  # on fake GPUs, of which no night is kept
             return blind(e.message)
+        except CollbenchError as e:
+            return blind(f"{e.message}; {WITHOUT}", past.EARLIER)
     fresh = partial(measure_again, files, seconds) if rerun else None
     return checks.Check(
         "history", partial(past.check_past, known_past, fresh), "times"

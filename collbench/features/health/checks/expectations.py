@@ -76,7 +76,8 @@ def check_expectations(
         )
         return Looked(missing=f"no figures are known of {kinds} {machine.device or 'CPU ranks'}")
     chose = list_choices(night)
-    findings, checked_keys, used_curves = [], set[str](), set[int]()
+    findings = []
+    checked: dict[str, Case] = {}
     unknown_keys = set[str]()
     differing: list[tuple[Timing, Expected, Expected]] = []
     for timing in night.fit:
@@ -85,22 +86,26 @@ def check_expectations(
             if math.isnan(reached):
                 unknown_keys.add(timing.case.key)
                 continue
-            checked_keys.add(timing.case.key)
-            used_curves.update(id(rival.curve) for rival in rivals)
+            checked[timing.case.key] = timing.case
             strictest, laxest = rivals[0], rivals[-1]
             if are_different(strictest, laxest):
                 differing.append((timing, strictest, laxest))
             if reached < strictest.limit:
                 findings.append(_find_slow(timing, strictest, reached, today))
     gaps = f"{format_count(len(unknown_keys), 'row')} without a busbw" * bool(unknown_keys)
-    if not checked_keys:
+    if not checked:
         return Looked(
             missing=gaps or "no row is of a collective and size of which figures are known"
         )
     old = sum(curve.expires < today for curve in relevant)
-    unseen = [c.name for c in relevant if c.severity != "hint" and id(c) not in used_curves]
+    unseen = [
+        curve.name
+        for curve in relevant
+        if curve.severity != "hint"
+        and not any(expect_case([curve], chose, case, machine.shapes) for case in checked.values())
+    ]
     return Looked(
-        f"{len(checked_keys):,} rows set against {len(relevant)} curves"
+        f"{len(checked):,} rows set against {len(relevant)} curves"
         + f", {old} of them expired" * bool(old)
         + f"; {gaps}" * bool(gaps),
         [*findings, *_find_different(differing)],

@@ -43,12 +43,14 @@ RANK = re.compile(r"\branks? (\d+)\b(?!, \d| and)")
 
 class Looked(NamedTuple):
     """What a check saw. ``missing`` says why it had nothing to look at; ``idle``: that nothing here
-    is its business."""
+    is its business. ``lacks`` names what no verdict can do without and this check should have
+    seen, whatever others saw; ``missing`` says why then."""
 
     note: str = ""
     findings: Sequence[Finding] = ()
     missing: str = ""
     idle: str = ""
+    lacks: str = ""
 
 
 class Rising(NamedTuple):
@@ -178,9 +180,10 @@ def check_pairs(night: Night) -> Looked:
     """Hosts, ranks and links that stand out among pairs of ranks measured alike."""
     matrices = [(file, uniformity.make_matrix(file)) for file in night.files]
     measured = [file for file, matrix in matrices if matrix]
+    found = [matrix for _, matrix in matrices if matrix]
     if not measured:
         return Looked(missing="no run measured pairs of ranks: collbench pairs does")
-    few = not any(matrix and uniformity.is_comparable(matrix, {}) for _, matrix in matrices)
+    few = not any(uniformity.is_comparable(matrix, {}) for matrix in found)
     findings = []
     for file in measured:
         # then pairs disturb each other
@@ -192,6 +195,7 @@ def check_pairs(night: Night) -> Looked:
             for finding in uniformity.judge_pairs(file)
         ]
     missing = "too few pairs of ranks for one to stand out" if few else ""
+    missing = missing or "; ".join(filter(None, map(uniformity.explain_unrated, found)))
     note = f"pairs of {format_count(len(measured), 'run')} held against each other"
     return Looked(note, findings, missing)
 
@@ -255,7 +259,8 @@ def _find_risen(
                     subject=subject,
                     what=f"{total} while collectives ran",
                     advice=counter.advice,
-                    sure=1.0,
+                    # errors of links may be the other end's
+                    sure=1.0 if counter.severity == "critical" else None,
                     evidence=[
                         make_evidence(entry, counter.what, value, "0")
                         for entry, value in values[:SHOWN]

@@ -1,16 +1,17 @@
-"""Tonight against the nights before: a gate that fresh launches confirm, changes of level, and
-creep."""
+"""Tonight against the nights before: a gate that fresh launches confirm, changes of level, creep,
+rows and ports that were otherwise."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.lost import find_lost
+from collbench.features.health.checks.ports import find_slowed_ports
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history import gates
 from collbench.features.health.history import nights as nights_
@@ -38,13 +39,18 @@ ADVICE = (
 Fresh = Callable[[Sequence[Case]], Night]  # launches these cases again, at once
 
 
+EARLIER = "earlier nights"  # what no verdict does without where there are some
+
+
 class Known(NamedTuple):
     """What the history holds of tonight's rows: all nights of this machine with tonight, what
-    became of their levels, and by key the smallest change that matters."""
+    became of their levels, and by key the smallest change that matters. ``every``: all rows of the
+    machine up to tonight."""
 
     series: Sequence[nights_.Series]
     outlook: Outlook
     taus: Mapping[str, float]
+    every: Sequence[nights_.Series]
 
 
 def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
@@ -62,12 +68,9 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     machine = book.find_machine(files[0].run.id)
     tonight, taus = nights_.nights_of(files), _list_taus(files)
     last = max((night.day for night in tonight.values()), default="")
-    series = [
-        series.until(last)
-        for series in book.series(machine)
-        if series.key in tonight and series.nights[0].day <= last
-    ]
-    return Known(series, make_outlook(machine, series, taus=taus), taus)
+    every = [row.until(last) for row in book.series(machine) if row.nights[0].day <= last]
+    series = [row for row in every if row.key in tonight]
+    return Known(series, make_outlook(machine, series, taus=taus), taus, every)
 
 
 class Candidate(NamedTuple):
@@ -82,46 +85,124 @@ class Candidate(NamedTuple):
     way: str = ""
 
 
+class Unjudged(NamedTuple):
+    """A row of tonight that could not be held against so many ``nights`` of its own, and why."""
+
+    case: Case
+    why: str
+    nights: int
+
+
 def check_past(history: Known, fresh: Fresh | None, night: Night) -> Looked:
-    """Rows slower than in the last nights, levels that rose and stand, and rows that crept away
-    from their anchor."""
+    """Rows slower than in the last nights, levels that rose and stand, rows that crept away from
+    their anchor, rows that are missing, and ports that were faster."""
     tonight, timings = (
         nights_.nights_of(night.files),
         {case.key: timing for case, timing in night.timings.items()},
     )
-    state_counts: Counter[str] = Counter()
-    candidates, most = [], 0
+    is_auto = any(file.run.policy.sync == "auto" for file in night.files)
+    judged: list[gates.Gate] = []
+    candidates, unjudged = [], []
     for series in history.series:
-        tonight_point, timing = tonight.get(series.key), timings.get(series.key)
-        if tonight_point is None or timing is None or not tonight_point.valid:
+        point, timing = tonight.get(series.key), timings.get(series.key)
+        if point is None or timing is None:
             continue
-        before, way = find_past(series, tonight_point)
-        gate = gates.gate_night(before, tonight_point.value, history.taus[series.key])
-        state_counts[gate.state] += 1
-        most = max(most, gate.nights)
-        if gate.state == "candidate":
-            tau, median = history.taus[series.key], math.exp(tonight_point.value)
+        before, way = find_past(series, point)
+        gate = gates.gate_night(before, point.value, history.taus[series.key])
+        if blind := _explain_blind(series, point, gate, is_auto):
+            unjudged.append(blind)
+        elif point.valid:
+            judged.append(gate)
+        if point.valid and gate.state == "candidate":
+            tau, median = history.taus[series.key], math.exp(point.value)
             candidates.append(Candidate(timing, median, before, tau, gate, way))
-    if not state_counts:
-        return Looked(
-            missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
-        )
+    last = max((point.day for point in tonight.values()), default="")
     findings = [
+        *find_lost(history.every, night.files, last),
+        *find_slowed_ports(night.files, _list_earlier_facts(history.series, last)),
+        *_find_late([row for row in unjudged if row.why == LATE]),
         *_confirm_candidates(candidates, fresh),
         *_find_shifted(history.outlook),
         *_find_crept(history.outlook, timings),
     ]
-    if state_counts.total() == state_counts["learning"]:
-        why = (
+    return _tell_judged(judged, unjudged)._replace(findings=findings)
+
+
+LATE = "ranks came late to many starts"
+
+
+def _explain_blind(
+    series: nights_.Series, tonight: nights_.Night, gate: gates.Gate, is_auto: bool
+) -> Unjudged | None:
+    """The reason why a row that has nights enough is not held against them: ranks that came late
+    had to be started in another way, or tonight itself may not be judged; None where there is none,
+    or the row is still learning."""
+    if is_auto and gate.state == "learning":
+        earlier = [night for night in series.nights if night.day < tonight.day and night.valid]
+        nights = sum(nights_.began_otherwise(night, tonight) for night in earlier)
+        if nights >= LEARNING:
+            return Unjudged(series.case, LATE, nights)
+    is_blind = tonight.unfit_reason and gate.nights >= LEARNING
+    return Unjudged(series.case, tonight.unfit_reason, gate.nights) if is_blind else None
+
+
+def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> Looked:
+    """What was held against earlier nights, or why nothing was: where there are nights enough, this
+    is no pass."""
+    learning = sum(gate.state == "learning" for gate in judged)
+    blind = (
+        f"{format_count(len(unjudged), 'row')} not judged: {unjudged[0].why}" if unjudged else ""
+    )
+    if learning < len(judged):
+        note = f"{format_count(len(judged), 'row')} against up to {PAST} nights"
+        more = f"{learning} still learning" * bool(learning)
+        return Looked("; ".join(filter(None, [note, more, blind])))
+    if unjudged:
+        most = max(row.nights for row in unjudged)
+        return Looked(missing=f"{blind}, beside {most} earlier nights", lacks=EARLIER)
+    if not judged:
+        return Looked(
+            missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
+        )
+    most = max(gate.nights for gate in judged)
+    return Looked(
+        missing=(
             f"needs {LEARNING} earlier nights of a row since its last change; no row has"
             f" {f'more than {most}' if most else 'any'} so far"
         )
-        return Looked(missing=why, findings=findings)
-    note = f"{format_count(state_counts.total(), 'row')} against up to {PAST} nights"
-    return Looked(
-        note + f"; {state_counts['learning']} still learning" * bool(state_counts["learning"]),
-        findings,
     )
+
+
+def _list_earlier_facts(rows: Sequence[nights_.Series], day: str) -> list[Mapping[str, Any]]:
+    """The environments of the last PAST nights before ``day`` that had any of these rows."""
+    prints = {
+        night.day: series.environments.get(night.fingerprint, {})
+        for series in rows
+        for night in series.nights
+        if night.day < day
+    }
+    return [prints[earlier] for earlier in sorted(prints)[-PAST:]]
+
+
+def _find_late(rows: Sequence[Unjudged]) -> list[Finding]:
+    """A hint about rows whose ranks could not be started as in earlier nights, in a list."""
+    if not rows:
+        return []
+    cases = [describe_case(row.case) for row in rows]
+    more = f" and {format_count(len(cases) - 1, 'more row')}" if len(cases) > 1 else ""
+    return [
+        Finding(
+            check="history",
+            severity="hint",
+            subject=Subject("collective", cases[0] + more),
+            since="tonight",
+            what=(
+                f"started by barriers, as {LATE}: not held against"
+                f" {max(row.nights for row in rows)} nights that started by windows"
+            ),
+            advice="look for what else ran on these cores, and measure the night again",
+        )
+    ]
 
 
 def _list_taus(files: Sequence[RunFile]) -> dict[str, float]:
@@ -145,21 +226,20 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
             for candidate in candidates
         ]
     again = fresh([candidate.timing.case for candidate in candidates])
+    medians = _list_medians(again.files)
     findings = []
     for candidate in candidates:
-        timing = again.timings.get(candidate.timing.case)
-        telling = len(timing.medians) if timing else 0
-        if timing is None or telling < RERUNS:
+        values = medians.get(candidate.timing.case.key, [])
+        if len(values) < RERUNS:
             findings.append(
                 _find_slower(
                     candidate,
                     candidate.gate,
                     "hint",
-                    f"measured again, with {telling} launches that count",
+                    f"measured again, with {len(values)} launches that count",
                 )
             )
             continue
-        values = [math.log(median) for median in timing.medians.values()]
         verdict = gates.confirm_reruns(candidate.past, values, candidate.tau)
         if verdict.state == "alarm":
             findings.append(
@@ -168,6 +248,16 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
                 )
             )
     return findings
+
+
+def _list_medians(files: Sequence[RunFile]) -> dict[str, list[float]]:
+    """Logarithms of the medians of the launches that a history would take, by the key of rows."""
+    medians: dict[str, list[float]] = {}
+    for file in files:
+        for case, launches in nights_.launches_of(file).items():
+            fit = [math.log(launch.median) for launch in launches if not launch.unfit]
+            medians.setdefault(case.key, []).extend(fit)
+    return medians
 
 
 def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:

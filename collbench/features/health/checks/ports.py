@@ -14,6 +14,7 @@ from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.night import Night
 from collbench.machine.topology import RDMA_ERRORS, RETRIES
+from collbench.records.types import RunFile
 
 CONGESTED = (
     "port_xmit_discards",
@@ -22,10 +23,15 @@ CONGESTED = (
 )  # rise where nothing is broken, too
 
 
+PORT_ADVICE = "ibstat; look at cable, transceiver and switch port"
+
+
 def check_ports(night: Night) -> Looked:
-    """State and rate of the first host's InfiniBand and RoCE ports."""
+    """State and rate of the first host's InfiniBand and RoCE ports. A rate below that of other
+    ports is a hint: ports of storage may be like those of computation and slower
+    (find_slowed_ports)."""
     environments = [file.run.environment for file in night.files]
-    ports = [(file, port) for file in night.files for port in _list_ports(file.run.environment)]
+    ports = [(file, port) for file in night.files for port in list_ports(file.run.environment)]
     if not ports:
         return Looked(
             missing="no InfiniBand or RoCE port is recorded" if environments else "no run"
@@ -51,7 +57,7 @@ def check_ports(night: Night) -> Looked:
             ]
             findings[subject] = Finding(
                 check="ports",
-                severity="warning" if slow and not down else "hint",
+                severity="hint",
                 subject=subject,
                 evidence=evidence,
                 what=(
@@ -59,13 +65,44 @@ def check_ports(night: Night) -> Looked:
                     if down
                     else "runs below the rate of other ports of its kind on this host"
                 ),
-                sure=1.0,
-                advice="ibstat; look at cable, transceiver and switch port",
+                advice=PORT_ADVICE,
             )
     return Looked(
         f"{format_count(len({port['name'] for _, port in ports}), 'port')} of one host",
         list(findings.values()),
     )
+
+
+def find_slowed_ports(
+    files: Sequence[RunFile], earlier: Iterable[Mapping[str, Any]]
+) -> list[Finding]:
+    """A finding for each port of the first host that runs below its own rate of ``earlier`` nights,
+    whose environments these are."""
+    rates: dict[tuple[object, ...], float] = {}
+    for facts in earlier:
+        for port in list_ports(facts):
+            key = (facts.get("host"), port["name"], *_port_kind(port))
+            rates[key] = max(_parse_rate(port["rate"]), rates.get(key, 0.0))
+    findings = {}
+    for file in files:
+        for port in list_ports(file.run.environment):
+            host, rate = file.run.environment.get("host"), _parse_rate(port["rate"])
+            usual = rates.get((host, port["name"], *_port_kind(port)), 0.0)
+            if 0 < rate < usual:
+                subject = Subject("link", f"{host}: {port['name']}")
+                findings[subject] = Finding(
+                    check="history",
+                    severity="warning",
+                    subject=subject,
+                    what=f"runs at {rate:g} Gb/s, and ran at {usual:g} Gb/s in earlier nights",
+                    advice=PORT_ADVICE,
+                    evidence=[
+                        Evidence(
+                            what="rate", value=rate, expected=usual, unit="Gb/s", run=file.run.id
+                        )
+                    ],
+                )
+    return list(findings.values())
 
 
 def check_counters(night: Night) -> Looked:
@@ -129,7 +166,6 @@ def _find_counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
         check="counters",
         severity="warning" if grave else "hint",
         subject=Subject("link", port),
-        sure=1.0,
         what="counted "
         + ", ".join(f"{rise:,} {plain_line(counter)}" for counter, rise in rises.items()),
         advice=(
@@ -145,7 +181,8 @@ def _find_counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
     )
 
 
-def _list_ports(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def list_ports(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The InfiniBand and RoCE ports of an environment that have a rate, each with its name."""
     rdma = facts.get("rdma")
     for name, port in rdma.items() if isinstance(rdma, Mapping) else ():
         if isinstance(port, Mapping) and port.get("rate"):

@@ -182,8 +182,9 @@ def _make_result(check: Check, result: Looked) -> Checked:
 
 
 def _find_lacking(results: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
-    """The data that no check saw though a verdict needs it, and the first reason why. Hints do not
-    stand in for what a check lacked."""
+    """The data that no check saw though a verdict needs it, and the first reason why; and what one
+    check alone can see, and did not. Hints do not stand in for what a check lacked."""
+    results = list(results)
     met: dict[str, bool] = {}
     why: dict[str, str] = {}
     for check, result in results:
@@ -193,7 +194,8 @@ def _find_lacking(results: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
             met[check.needed] = met.get(check.needed, False) or not blind
             if blind:
                 why.setdefault(check.needed, result.missing or result.idle)
-    return {need: why[need] for need, satisfied in met.items() if not satisfied}
+    lacking = {need: why[need] for need, satisfied in met.items() if not satisfied}
+    return lacking | {result.lacks: result.missing for _, result in results if result.lacks}
 
 
 def _summarise(

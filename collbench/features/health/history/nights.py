@@ -297,6 +297,19 @@ def complete_manner(manner: str) -> str:
     return manner.replace(", pin ", f", {LAUNCHES_OF_CALLS} one, pin ", 1)
 
 
+def began_otherwise(before: Night, after: Night) -> bool:
+    """Whether two nights of a row are alike but for how its ranks were started: by windows, and
+    then by barriers, as they are where ranks come late to windows."""
+    old, new = (set(night.manner.split(", ")) for night in (before, after))
+    starts = [{word for word in words if word.startswith("start ")} for words in (old, new)]
+    return (
+        before.fingerprint == after.fingerprint
+        and old - starts[0] == new - starts[1]
+        and starts[0] == {"start window"}
+        and any("barrier" in word for word in starts[1])
+    )
+
+
 def _make_night(launches: Sequence[NightLaunch]) -> Night:
     fit = [launch for launch in launches if not launch.unfit]
     used, first = fit or launches, launches[0]
@@ -314,8 +327,8 @@ def _make_night(launches: Sequence[NightLaunch]) -> Night:
 
 
 def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
-    """The nights that runs of one night make, by the key of each row: of one that changed its
-    fingerprint meanwhile, the last."""
+    """The nights that runs of one night make, by the key of each row: of one that was measured in
+    several ways meanwhile, the last that may be judged, else the last."""
     launches_by_case: dict[str, list[NightLaunch]] = {}
     for file in files:
         for case, case_launches in launches_of(file).items():
@@ -324,7 +337,11 @@ def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
         raise UsageError(
             f"these runs are of {len(days)} nights: {', '.join(sorted(days))}", "name those of one"
         )
-    return {key: merge_nights(group)[-1] for key, group in launches_by_case.items()}
+    nights = {key: merge_nights(group) for key, group in launches_by_case.items()}
+    return {
+        key: next((night for night in reversed(ways) if night.valid), ways[-1])
+        for key, ways in nights.items()
+    }
 
 
 def first_level(segment: Stretch) -> float | None:

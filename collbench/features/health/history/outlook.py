@@ -97,17 +97,18 @@ def make_outlook(
 
 
 def _find_creep(series: Series, tau: float) -> Creep:
-    """Against the level that was reviewed last; without one, against that with which the last
-    segment began."""
+    """Against the level that was reviewed last, and, where the last segment began since or there is
+    none, against that with which this began: the greater of both."""
     if not series.segments:
         return Creep(False, 0.0, 0)
-    last = series.segments[-1]
-    level = series.reviews[-1].level if series.reviews else first_level(last)
-    return (
-        Creep(False, 0.0, 0)
-        if level is None
-        else find_creep([night.value for night in last.valid], level, tau)
-    )
+    last, review = series.segments[-1], series.reviews[-1] if series.reviews else None
+    levels = [review.level] if review else []
+    if review is None or review.night.day < last.nights[0].day:
+        level = first_level(last)
+        levels += [] if level is None else [level]
+    values = [night.value for night in last.valid]
+    creeps = [find_creep(values, level, tau) for level in levels]
+    return max(creeps, key=lambda creep: (creep.found, creep.delta), default=Creep(False, 0.0, 0))
 
 
 def relative_times(series: Series) -> list[float]:

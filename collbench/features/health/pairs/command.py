@@ -98,7 +98,8 @@ def pairs(options: PairOptions) -> None:
     directions at once; --one-way has each direction measured by itself, which takes twice as many
     measurements and tells whether it is sending or receiving that is slow. Named is what
     lies four robust standard deviations and a tenth below others of its kind: pairs on one host, in
-    one rack, between racks. Exit code 1 if something does, 3 where fewer than three are alike.
+    one rack, between racks. Exit code 1 if something does, 3 where fewer than three are alike, or
+    a pair has no rate.
     """
     from collbench.cli import outputs
     from collbench.cli.options import read_save_options
@@ -264,7 +265,8 @@ def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> i
 
 
 def _show_pairs(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
-    """Print a run's pairs, and return 1 where one stands out, 3 where none could. Raises UsageError
+    """Print a run's pairs, and return 1 where one stands out, 3 where none could or a pair has no
+    rate. Raises UsageError
     where it has none, and NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
     from collbench.features.health.pairs import judgement as judging
@@ -286,4 +288,5 @@ def _show_pairs(file: RunFile, racks: dict[str, str], output_format: str) -> Exi
         print_message(f"--topology does not say where {', '.join(unknown[:8])} is")
     if findings:
         return Exit.BAD
-    return Exit.OK if judging.is_comparable(matrix, racks) else Exit.NO_VERDICT
+    is_whole = judging.is_comparable(matrix, racks) and not matrix.unrated
+    return Exit.OK if is_whole else Exit.NO_VERDICT

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from collbench.core.errors import UsageError
 from collbench.core.groups import Pair, count_placed_ranks
 from collbench.core.text import format_bandwidth, format_count, format_duration
 from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.night import list_several
 from collbench.records import stats
 from collbench.records.derive import is_without_samples
 from collbench.records.rows import case_time, group_rows, make_rows, select_deciding
@@ -48,6 +51,8 @@ MIN_PAIRS = 3  # alike, for one of them to stand out
 
 
 WORDS = {
+    "numa": "on one NUMA node",
+    "numas": "between NUMA nodes of a host",
     "host": "on one host",
     "rack": "in one rack",
     "racks": "between racks",
@@ -64,15 +69,18 @@ class Blame(NamedTuple):
 
 class Matrix(NamedTuple):
     """What a run says of its pairs: GB/s each way at the largest size, and ns at the smallest, if
-    there are two. ``hosts`` are the ranks', ``cases`` the largest size's. ``one_way``: a pair is
-    (from, to), and there are two of each; else (low, high), measured both ways at once."""
+    there are two. ``hosts`` are the ranks', and so are ``numas``, NUMA nodes or -1; ``cases`` the
+    largest size's. ``one_way``: a pair is (from, to), and there are two of each; else (low, high),
+    measured both ways at once. ``unrated`` pairs were planned and have no rate."""
 
     rates: dict[Pair, float]
     times: dict[Pair, float]
     hosts: list[str]
+    numas: list[int]
     cases: dict[Pair, Case]
     trouble: dict[Pair, str]
     one_way: bool
+    unrated: list[Pair]
 
 
 def blame_ends(rates: Rates) -> Blame:
@@ -136,7 +144,7 @@ def make_matrix(file: RunFile) -> Matrix | None:
     """A run's matrix of pairs of ranks; None where it has measured none, or none whose hosts are
     known, as no world opened that has these ranks. Where it has measured them both ways at once and
     one way at a time, the latter counts."""
-    hosts = {info.rank: info.host for world in file.worlds for info in world.ranks}
+    ranks = {info.rank: info for world in file.worlds for info in world.ranks}
     cases_ = group_rows(make_rows([file]), lambda row: row.case)
     one_way = any(_is_about_pair(case) and case.row.one_way for case in cases_)
     by_size: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -144,8 +152,8 @@ def make_matrix(file: RunFile) -> Matrix | None:
     for case, launches in cases_.items():
         if not _is_about_pair(case) or case.row.one_way != one_way:
             continue
-        pair = case.pair if one_way else (min(case.pair), max(case.pair))
-        if not hosts.keys() >= {*pair}:
+        pair = _order_ends(case)
+        if not ranks.keys() >= {*pair}:
             continue
         measured = [row for row in select_deciding(launches) if not row.predicted]
         if measured:
@@ -165,7 +173,37 @@ def make_matrix(file: RunFile) -> Matrix | None:
         if least < most
         else {}
     )
-    return Matrix(rates, times, [hosts[rank] for rank in sorted(hosts)], cases, trouble, one_way)
+    infos = [ranks[rank] for rank in sorted(ranks)]
+    return Matrix(
+        rates=rates,
+        times=times,
+        hosts=[info.host for info in infos],
+        numas=[info.numa for info in infos],
+        cases=cases,
+        trouble=trouble,
+        one_way=one_way,
+        unrated=sorted(
+            _list_planned(file, [*cases_], one_way) - {pair for pair, rate in rates.items() if rate}
+        ),
+    )
+
+
+def _list_planned(file: RunFile, recorded: Iterable[Case], one_way: bool) -> set[Pair]:
+    """The pairs that a run was to measure: those of its records, and of its suite where this can
+    still be read."""
+    planned: list[Case] = []
+    with suppress(UsageError):  # a file that it names is gone
+        planned, _ = file.run.suite.expand()
+    return {
+        _order_ends(case)
+        for case in (*planned, *recorded)
+        if _is_about_pair(case) and case.row.one_way == one_way
+    }
+
+
+def _order_ends(case: Case) -> Pair:
+    """The two ranks of a case: (from, to) of one way, else the lower first."""
+    return case.pair if case.row.one_way else (min(case.pair), max(case.pair))
 
 
 def _is_about_pair(case: Case) -> bool:
@@ -178,21 +216,18 @@ def _is_about_pair(case: Case) -> bool:
 
 
 def class_rates(matrix: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
-    """Rates by how far apart the ends are: on one host, in one rack, between racks; without racks
-    between hosts."""
+    """Rates by how far apart the ends are: on one NUMA node, between two of a host, on one host
+    whose nodes are not known, in one rack, between racks; without racks between hosts."""
     sorted_: dict[str, dict[Pair, float]] = defaultdict(dict)
     for (a, b), rate in matrix.rates.items():
         host, other = matrix.hosts[a], matrix.hosts[b]
-        racks_known = host in racks and other in racks
-        kind = (
-            "host"
-            if host == other
-            else "hosts"
-            if not racks_known
-            else "rack"
-            if racks[host] == racks[other]
-            else "racks"
-        )
+        if host == other:
+            numas = {matrix.numas[a], matrix.numas[b]}
+            kind = "host" if min(numas) < 0 else "numa" if len(numas) == 1 else "numas"
+        elif not (host in racks and other in racks):
+            kind = "hosts"
+        else:
+            kind = "rack" if racks[host] == racks[other] else "racks"
         sorted_[kind][a, b] = rate
     return {kind: sorted_[kind] for kind in WORDS if kind in sorted_}
 
@@ -200,6 +235,16 @@ def class_rates(matrix: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair
 def is_comparable(matrix: Matrix, racks: Mapping[str, str]) -> bool:
     """Whether there are enough pairs of one kind, so that it means something if none stands out."""
     return any(len(rates) >= MIN_PAIRS for rates in class_rates(matrix, racks).values())
+
+
+def explain_unrated(matrix: Matrix) -> str:
+    """A phrase for the pairs that were planned and have no rate; empty where there are none."""
+    if not matrix.unrated:
+        return ""
+    arrow = "->" if matrix.one_way else "-"
+    number = format_count(len(matrix.unrated), "direction" if matrix.one_way else "pair")
+    listed = list_several(f"{a} {arrow} {b}" for a, b in matrix.unrated)
+    return f"{number} without a rate: ranks {listed}"
 
 
 def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:

@@ -185,14 +185,18 @@ def _scores_table(measured: Pairs) -> Table:
 
 def list_verdicts(measured: Pairs) -> list[str]:
     """Sentences: what stands out, or that nothing does, or why that cannot be said."""
+    unrated = pairs.explain_unrated(measured.matrix)
     if not measured.findings:
         if not pairs.is_comparable(measured.matrix, measured.racks):
             number = format_count(len(measured.matrix.rates), "pair")
             return [f"no verdict: {number}, too few for one to stand out"]
+        if unrated:
+            return [f"no verdict: {unrated}"]
         return ["no pair, rank, host or link stands out"]
     crowded = any(world.oversubscribed for world in measured.file.worlds)
     sentences = [
         f"{finding.subject.kind} {finding.what}: {finding.advice}" for finding in measured.findings
     ]
+    sentences += [unrated] if unrated else []
     caution = "oversubscribed: who stands out may have had less of a core"
     return [caution, *sentences] if crowded else sentences

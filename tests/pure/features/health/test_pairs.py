@@ -392,7 +392,57 @@ def test_a_pair_that_was_disturbed_all_the_time_is_no_broken_link() -> None:
         )
         for record in file.records
     ]
-    assert uniformity.judge_pairs(msgspec.structs.replace(file, records=records)) == []
+    file = msgspec.structs.replace(file, records=records)
+    assert uniformity.judge_pairs(file) == []
+    assert matrices.list_verdicts(told(file)) == ["no verdict: 1 pair without a rate: ranks 1 - 2"]
+
+
+def test_a_run_that_was_cut_short_is_no_pass(tmp_path: Path) -> None:
+    """Though all pairs that it has are alike."""
+    whole = measured(SIX)
+    left = [r for r in whole.records if max(r.case.members) < 4]
+    file = msgspec.structs.replace(whole, records=left)
+    path = factories.write(file, tmp_path)
+    assert command._show_recorded(str(path), {}, "table") == Exit.NO_VERDICT
+    assert "9 pairs without a rate: ranks 0 - 4, 0 - 5" in matrices.list_verdicts(told(file))[0]
+    assert "9 pairs without a rate" in health.check_pairs(Night([file])).missing
+
+
+def test_a_pair_that_failed_among_too_few_to_blame_it_is_no_pass(tmp_path: Path) -> None:
+    file = measured(["h0", "h0", "h1", "h1"])
+    records = [
+        (
+            msgspec.structs.replace(record, status="failed", note="rank 1 stopped", times_ns=[])
+            if set(record.case.members) == {0, 1}
+            else record
+        )
+        for record in file.records
+    ]
+    path = factories.write(msgspec.structs.replace(file, records=records), tmp_path)
+    assert command._show_recorded(str(path), {}, "table") == Exit.NO_VERDICT
+
+
+def on_nodes(file: RunFile, numas: list[int]) -> RunFile:
+    """The run with ranks on these NUMA nodes."""
+    (world,) = file.worlds
+    ranks = [
+        msgspec.structs.replace(info, numa=numa)
+        for info, numa in zip(world.ranks, numas, strict=True)
+    ]
+    return msgspec.structs.replace(file, worlds=[msgspec.structs.replace(world, ranks=ranks)])
+
+
+def test_pairs_on_one_numa_node_are_of_another_kind_than_pairs_between_two() -> None:
+    """Six ranks on one socket and two on the other, whose way to the six is slower for all."""
+    numas = [0] * 6 + [1] * 2
+    across = {(a, b): 0.72 for a in range(6) for b in (6, 7)}
+    file = measured(["h0"] * 8, links=across)
+    assert blamed(file)
+    assert blamed(on_nodes(file, numas)) == []
+    slow = on_nodes(measured(["h0"] * 8, {2: 0.6}, across), numas)
+    assert ("rank", "h0:2") in blamed(slow)
+    kinds = [line.split(": ")[0] for line in matrices.make_document(told(slow)).brief[:2]]
+    assert kinds == ["16 pairs on one NUMA node", "12 pairs between NUMA nodes of a host"]
 
 
 @pytest.mark.parametrize("n", [2, 3])

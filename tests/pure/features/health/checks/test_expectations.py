@@ -220,6 +220,12 @@ def test_of_several_curves_the_lowest_at_the_size_holds(
     assert len(seen.findings) == number
 
 
+def test_a_curve_in_the_shadow_of_a_lower_one_is_not_missing(tmp_path: Path) -> None:
+    lower = EXPECT.replace('"64M" = 5', '"64M" = 4')
+    seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{lower}"))
+    assert (seen.missing, seen.note[:6]) == ("", "1 rows")
+
+
 def test_what_was_chosen_is_looked_up_once_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

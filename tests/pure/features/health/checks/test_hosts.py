@@ -11,6 +11,7 @@ import pytest
 from factories import ENVIRONMENT, hosted, night, nightly, stored
 
 from collbench.core.errors import Exit
+from collbench.features.health.blame import list_blamed
 from collbench.features.health.checks import table as checks
 from collbench.features.health.findings import Verdict
 from collbench.records.types import FirstWrong, GpuState, HostInfo, Record, RunFile
@@ -273,13 +274,15 @@ def test_the_host_that_is_not_like_the_others_is_named() -> None:
     assert blamed(verdict, "alike") == [("hint", "host", "node3")] and verdict.state == "healthy"
 
 
-def test_a_port_that_trained_down_is_found() -> None:
+def test_a_port_slower_than_others_of_its_kind_is_a_hint() -> None:
+    """As ports of a storage network are, which may be of the same adapter."""
     ports = {
         "mlx5_0:1": {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE"},
         "mlx5_1:1": {"rate": "200 Gb/sec (4X HDR)", "state": "4: ACTIVE"},
     }
     verdict = judged(environment={**ENVIRONMENT, "host": "node0", "rdma": ports})
-    assert blamed(verdict, "ports") == [("warning", "link", "node0: mlx5_1:1")]
+    assert blamed(verdict, "ports") == [("hint", "link", "node0: mlx5_1:1")]
+    assert verdict.state == "healthy"
 
 
 def test_a_slower_port_of_another_kind_is_none_that_trained_down() -> None:
@@ -307,6 +310,20 @@ def test_errors_that_ports_count_between_launches_are_told() -> None:
     assert blamed(verdict, "counters") == [("warning", "link", "node1: mlx5_0:1")]
     (finding,) = verdict.findings
     assert finding.what == "counted 6 symbol_error" and verdict.state == "unhealthy"
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        lambda: counted({"mlx5_0:1 symbol_error": 3}, {"mlx5_0:1 symbol_error": 4}),
+        lambda: judged(watched(nvlink_errors=1), worlds=GPUS),
+    ],
+)
+def test_an_error_of_a_link_which_its_other_end_may_have_made_blames_no_host(
+    verdict: Callable[[], Verdict],
+) -> None:
+    assert [f.sure for f in verdict().findings if f.severity == "warning"] == [None]
+    assert list_blamed(verdict()) == []
 
 
 def test_what_congestion_raises_is_a_hint_and_a_reset_no_rise_below_zero() -> None:

@@ -378,6 +378,24 @@ def test_what_changed_before_a_new_segment_hides_no_creep_since() -> None:
     )
 
 
+@pytest.mark.parametrize("reviewed", [0.0, 0.25])
+def test_a_ramp_since_a_segment_began_creeps_whatever_was_reviewed_before(reviewed: float) -> None:
+    """From 80 to 108 us after an upgrade, where 100 us had been learned."""
+    values = [0.22] * 15 + [0.001 * (-1) ** n + 0.0075 * n for n in range(40)]
+    row, _ = begun(values, 15, fingerprint="g")
+    level = Review("2026-01-01", "as measured", False, reviewed, row.nights[10])
+    found = make_outlook("node1", [msgspec.structs.replace(row, reviews=[level])])
+    assert list(found.creeping) == [row.key]
+
+
+def test_a_level_reviewed_since_the_segment_began_is_its_only_anchor() -> None:
+    values = [0.004 * n for n in range(40)]
+    row = series(values)
+    assert make_outlook("node1", [row]).creeping
+    level = Review("2026-01-01", "as it is", False, values[-4], row.nights[-1])
+    assert not make_outlook("node1", [msgspec.structs.replace(row, reviews=[level])]).creeping
+
+
 def test_a_night_is_three_launches_and_goes_from_noon_to_noon() -> None:
     def one(started: str, median: float, launches: int = 1, **fields: object) -> RunFile:
         return dated(0, {CASE: median}, launches, name=f"at {started}", started=started, **fields)

@@ -1,0 +1,112 @@
+"""Rows that earlier nights had and tonight lacks, as those of 8 GPUs where 7 are left.
+
+A row is lost where tonight was to measure it: its record says that it cannot run here, or the same
+was measured with another number of ranks or another backend than in those nights, though no option
+named these. What was left out for --budget is not lost, nor what the suite has no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+
+from collbench.core.text import format_count
+from collbench.features.health.checks.hosts import SHOWN
+from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.history.gates import RECENT
+from collbench.features.health.history.nights import Series
+from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.types import Record, RunFile
+from collbench.suite.case import Case
+from collbench.suite.case_words import describe_case
+
+HAD = 3  # of the last RECENT nights: a row that fewer had is not looked for
+
+OPTIONS = {"ranks": re.compile(r"-g|--(ngpus|ranks)\b"), "backend": re.compile(r"--backend\b")}
+
+
+def find_lost(every: Sequence[Series], files: Sequence[RunFile], night: str) -> list[Finding]:
+    """A finding for each number of ranks and backend whose rows are lost in these runs of
+    ``night``. ``every`` are all rows of the machine."""
+    words = [word for file in files for word in file.run.command]
+    named = {name for name, option in OPTIONS.items() if any(map(option.match, words))}
+    records = [(file, record) for file in files for record in file.records]
+    seen = {record.case.key for file, record in records if not _is_refused(file, record)}
+    refused = {record.case.key for _, record in records} - seen
+    planned = {_strip_machine(record.case, named) for _, record in records}
+    days = {row.key: {each.day for each in row.nights if each.day <= night} for row in every}
+    present = [row for row in every if row.key in seen]
+    absent = [
+        row
+        for row in every
+        if row.key not in seen
+        and night not in days[row.key]
+        and (row.key in refused or _strip_machine(row.case, named) in planned)
+    ]
+    last = sorted({day for row in (*present, *absent) for day in days[row.key]} - {night})
+    last = last[-RECENT:]
+    twins: dict[Hashable, set[str]] = defaultdict(set)  # nights that had tonight's rows
+    for row in present:
+        twins[_strip_machine(row.case, named)] |= days[row.key]
+    lost: dict[tuple[int, str], list[tuple[Case, list[str]]]] = defaultdict(list)
+    for row in absent:
+        other = set() if row.key in refused else twins[_strip_machine(row.case, named)]
+        had = [day for day in last if day in days[row.key] - other]
+        if len(had) >= HAD:
+            lost[row.case.world, row.case.backend].append((row.case, had))
+    run = files[-1].run.id
+    return [_make_finding(*group, rows, last, run) for group, rows in lost.items()]
+
+
+def _is_refused(file: RunFile, record: Record) -> bool:
+    """Whether a case could not run, for another reason than one of the suite or of --budget."""
+    return (
+        record.status == "skipped"
+        and not record.note.startswith(NO_TIME_LEFT)
+        and not any(record.case in exclude.match for exclude in file.run.suite.excludes)
+    )
+
+
+def _strip_machine(case: Case, named: Collection[str]) -> Hashable:
+    """What a case measures, without what a suite leaves to the machine: ranks and backend, unless
+    an option ``named`` them, and what follows from these."""
+    return (
+        case.world if "ranks" in named else 0,
+        case.backend if "backend" in named else "",
+        *(case.collective, case.algorithm, case.dtype, case.op, case.root, case.in_place),
+        *(case.env, case.splits, case.arrival, case.background, case.groups.partition(" ")[0]),
+        # a subject's title ends with a digest, and its size goes by its ranks
+        *((case.subject.rpartition(" #")[0], 0) if case.subject else ("", case.nbytes)),
+    )
+
+
+def _make_finding(
+    ranks: int,
+    backend: str,
+    rows: Sequence[tuple[Case, Sequence[str]]],
+    last: Sequence[str],
+    run: str,
+) -> Finding:
+    """The finding for ``rows``, each with those of the ``last`` nights that had it."""
+    name = f"{format_count(ranks, 'rank')} of {backend}"
+    nights = max(len(had) for _, had in rows)
+    until = max(had[-1] for _, had in rows)
+    return Finding(
+        check="history",
+        severity="warning",
+        subject=Subject("cluster", name),
+        since=next((day for day in last if day > until), "tonight"),
+        what=(
+            f"{name}: {format_count(len(rows), 'row')} that {nights} of the last"
+            f" {format_count(len(last), 'night')} had are missing"
+        ),
+        advice=(
+            "look for what the machine has lost: a GPU, cores, a library (collbench doctor); where"
+            " it is meant to be, -g and --backend say so"
+        ),
+        evidence=[
+            Evidence(what=f"{describe_case(case)}: nights", value=len(had), run=run, case=case.key)
+            for case, had in rows[:SHOWN]
+        ],
+    )
