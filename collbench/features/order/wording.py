@@ -468,7 +468,7 @@ def _describe_invisible(order: JudgedOrder) -> list[str]:
     if not exact:
         return []
     subject, dtype = order.subject, DTYPES[order.subject.dtype]
-    if is_order_void(dtype, subject.world):
+    if subject.op != "prod" and is_order_void(dtype, subject.world):
         return [
             f"{format_count(subject.world, 'rank')} of {dtype.name} added in float lose nothing:"
             " any order gives these bits"
