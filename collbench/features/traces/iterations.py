@@ -48,17 +48,19 @@ class Found(NamedTuple):
 
 class Taken(NamedTuple):
     """The iteration that a step is made of, what it and those alike took, if the trace tells, and
-    in words how it was chosen."""
+    in words how it was chosen. ``is_whole``: it has all calls, as no iterations were found."""
 
     iteration: Iteration
     recorded: Recorded | None
     description: str
+    is_whole: bool
 
 
 def take_iteration(trace: Trace, selection: str = "") -> Taken:
     """The iteration that ``selection`` names (``3``, or ``3-5`` for several joined into one); else
     the one of median time among those of the most common calls. Raises UsageError."""
-    iterations = _find_marked(trace) or _find_repeated(trace) or _take_whole(trace)
+    found = _find_marked(trace) or _find_repeated(trace)
+    iterations = found or _take_whole(trace)
     number = len(iterations.iterations)
     if selection:
         first, last = _parse_numbers(selection, number)
@@ -84,7 +86,7 @@ def take_iteration(trace: Trace, selection: str = "") -> Taken:
     recorded = (
         Recorded(times_known, f"{iterations.meaning}, on the slowest rank") if times_known else None
     )
-    return Taken(chosen, recorded, f"{description}; {iterations.how}")
+    return Taken(chosen, recorded, f"{description}; {iterations.how}", is_whole=found is None)
 
 
 def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
