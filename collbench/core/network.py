@@ -251,7 +251,7 @@ def parse_network(text: str, n: int, link: Link, inside: Link) -> Network:
 
 GRAMMAR = (
     "flat, ring, two-level:RANKS, torus:ROWSxCOLUMNS or fat-tree:RANKS:OVERSUBSCRIPTION (RANKS per"
-    " node or leaf)"
+    " node or leaf; OVERSUBSCRIPTION 1 or more)"
 )
 
 
@@ -265,7 +265,7 @@ KINDS: dict[str, tuple[str, Callable[..., Network]]] = {
         lambda n, link, inside, shape: Torus(link, tuple(map(int, shape.split("x")))),
     ),
     "fat-tree": (
-        r"([1-9]\d*)(?::(\d+(?:\.\d+)?))?",
+        r"([1-9]\d*)(?::([1-9]\d*(?:\.\d+)?))?",
         lambda n, link, inside, leaf, over: FatTree(link, int(leaf), float(over or 1)),
     ),
 }

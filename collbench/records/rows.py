@@ -132,7 +132,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def times(self) -> stats.Floats:
         """Every sample of the cycles that count, in the order measured."""
-        return _join_times(self.fit)
+        return join_times(self.fit)
 
     def has(self, flag: str) -> bool:
         """Whether at least half of the cycles that count have a flag."""
@@ -261,7 +261,7 @@ def pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
     first = derived_rows[0]
     sampled = all(cycle.record.times_ns for cycle in fit)
     times = pool_summaries(
-        [row.times for row in derived_rows], _join_times(fit) if sampled else None
+        [row.times for row in derived_rows], join_times(fit) if sampled else None
     )
     factor = first.times.median / times.median
     clock = {} if first.device is None else {fit[0].record.clock: times.median}
@@ -285,7 +285,8 @@ def _find_median(derived_rows: Sequence[derive.Derived], name: str) -> float | N
     return stats.median(values) if values else None
 
 
-def _join_times(cycles: Sequence[Cycle]) -> stats.Floats:
+def join_times(cycles: Sequence[Cycle]) -> stats.Floats:
+    """Every sample of these cycles, in ns a call, in the order measured."""
     cycle_times = [np.asarray(c.record.times_ns, float) / c.record.inner for c in cycles]
     return np.concatenate(cycle_times) if cycle_times else np.array([])
 

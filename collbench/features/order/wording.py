@@ -468,7 +468,8 @@ def _describe_invisible(order: JudgedOrder) -> list[str]:
     if not exact:
         return []
     subject, dtype = order.subject, DTYPES[order.subject.dtype]
-    if is_order_void(dtype, subject.world):
+    is_product = subject.op == "prod"
+    if not is_product and is_order_void(dtype, subject.world):
         return [
             f"{format_count(subject.world, 'rank')} of {dtype.name} added in float lose nothing:"
             " any order gives these bits"
@@ -477,7 +478,8 @@ def _describe_invisible(order: JudgedOrder) -> list[str]:
     visible = max(piece.visible for piece in exact)
     text = f"exact: no order visible (adders of up to {visible} bits would show)"
     if right == total:
-        text += f". Sums are correctly rounded, in {right:,} of {total:,}"
+        what = "Products" if is_product else "Sums"
+        text += f". {what} are correctly rounded, in {right:,} of {total:,}"
     remarks = [text]
     if dtype.precision < visible < 53:
         name = ADDER_NAMES.get(visible, f"{visible} bits")

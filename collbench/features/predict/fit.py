@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,7 +44,7 @@ from collbench.suite.sweep import MOST_STEPPED
 
 DRAWS = 1000  # resampled data sets
 
-FEWEST_UNITS = 5  # launches or cycles, for their scatter to be resampled
+FEWEST_UNITS = 5  # launches or cycles, for their scatter alone to be resampled
 
 CONDITION, MISFIT = 30.0, 0.15
 
@@ -177,10 +178,12 @@ def _make_series(
     measured = np.array([rows.case_time(launch_rows).median for launch_rows in launches])
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     scale = np.maximum(0.01, (high - low) / 2 / measured)
-    counts, model, refused = _count_factors(case, launches[-1][0].carried)
+    counts, model, refused = (0.0, 0.0, 0.0), "", "one rank sends nothing"
+    if case.n > 1:
+        counts, model, refused = _count_factors(case, launches[-1][0].carried)
     reasons = {
         refused: bool(refused),
-        "one rank sends nothing": case.n < 2 or not counts[0],
+        "one rank sends nothing": not counts[0],
         f"{case.collective} moves no data: its time is its latency": not sizes.any(),
         f"{len(sizes)} sizes; a line needs {FEWEST}": len(sizes) < FEWEST,
     }
@@ -206,21 +209,33 @@ def _make_series(
 def _resample_launches(
     launches: Sequence[Sequence[Row]], rng: np.random.Generator
 ) -> tuple[Floats, str]:
-    """DRAWS medians of each size from resampled data, and what was drawn: launches, or the cycles
-    of the only one, if every size has as many and at least 5; else samples within each launch."""
-    medians, word = [[row.median for row in launch_rows] for launch_rows in launches], "launches"
-    if all(len(launch_rows) == 1 for launch_rows in launches):
-        medians = [[c.derived.times.median for c in row.fit if c.derived] for (row,) in launches]
-        word = "cycles"
-    number = {len(launch_medians) for launch_medians in medians}
-    if len(number) == 1 and max(number) >= FEWEST_UNITS:
-        drawn = rng.integers(0, max(number), (DRAWS, max(number)))
-        return np.median(np.array(medians).T[drawn], axis=1), f"{max(number)} {word}"
-    draws = [
-        np.median([_redraw_medians(row.times, rng) for row in launch_rows], axis=0)
-        for launch_rows in launches
+    """DRAWS medians of each size from resampled data, and what was drawn: the launches that all
+    sizes have, or the cycles of the only one, and samples within these where they are fewer than
+    FEWEST_UNITS; samples alone where all sizes have fewer than two in common."""
+    word = "launches"
+    times: list[dict[Any, Floats]] = [
+        {row.launch: row.times for row in launch_rows} for launch_rows in launches
     ]
-    return np.stack(draws, axis=1), "samples"
+    if all(len(launch_rows) == 1 for launch_rows in launches):
+        word = "cycles"
+        times = [
+            {c.record.case.cycle: rows.join_times([c]) for c in row.fit} for (row,) in launches
+        ]
+    common = [unit for unit in times[0] if all(unit in of_size for of_size in times)]
+    if len(common) < 2:
+        draws = [
+            np.median([_redraw_medians(row.times, rng) for row in launch_rows], axis=0)
+            for launch_rows in launches
+        ]
+        return np.stack(draws, axis=1), "samples"
+    drawn = rng.integers(0, len(common), (DRAWS, len(common)))
+    draws = []
+    for of_size in times:
+        medians = np.array([np.full(DRAWS, np.median(of_size[unit])) for unit in common])
+        if len(common) < FEWEST_UNITS:
+            medians = np.array([_redraw_medians(of_size[unit], rng) for unit in common])
+        draws.append(np.median(np.take_along_axis(medians.T, drawn, axis=1), axis=1))
+    return np.stack(draws, axis=1), f"{len(common)} {word}"
 
 
 def _redraw_medians(samples: Floats, rng: np.random.Generator) -> Floats:

@@ -1,14 +1,13 @@
 """Steps and schedules as traces, to be written in others' formats, and read beside them: each
 rank's program as calls, its groups by their names.
 
-Lanes, and bytes of memory that computation touches, have no place in a trace; one is replayed best
-as the step that it is (``collbench workload FILE``).
+A trace has no place for lanes; a step is replayed best as what it is (``collbench workload FILE``).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from collbench.core.errors import UsageError
 from collbench.features.traces.types import Call, RankTrace, Trace
@@ -44,6 +43,7 @@ def trace_of_step(step: Step) -> Trace:
                 world=step.world,
                 calls=_list_calls(ranks[rank].ops) if rank in ranks else (),
                 groups=_list_groups(step, rank),
+                marked=((0, len(ranks[rank].ops) if rank in ranks else 0),),
                 source=step.name,
             )
             for rank in range(step.world)
@@ -98,30 +98,25 @@ def _list_groups(step: Step, rank: int) -> dict[str, tuple[int, ...]]:
 
 
 def _list_calls(ops: tuple[Op, ...]) -> tuple[Call, ...]:
-    """Operations as calls; computation whose length is known is laid end to end."""
-    clock, calls = 0, []
-    for op in ops:
-        times: dict[str, Any] = {}
-        if op.compute_ns:
-            times = {"begins_ns": clock, "ends_ns": clock + op.compute_ns}
-            clock += op.compute_ns
-        calls.append(
-            Call(
-                kind=op.kind,
-                group=op.group,
-                nbytes=op.nbytes,
-                dtype=op.dtype,
-                op=op.op,
-                root=op.root,
-                peer=op.peer,
-                tag=op.tag,
-                sends=op.sends,
-                after=op.after,
-                waits=op.wait == "call" and op.communicates,
-                flops=op.flops,
-                phase=op.phase,
-                source=op.source,
-                **times,
-            )
+    """Operations as calls."""
+    return tuple(
+        Call(
+            kind=op.kind,
+            group=op.group,
+            nbytes=op.nbytes,
+            dtype=op.dtype,
+            op=op.op,
+            root=op.root,
+            peer=op.peer,
+            tag=op.tag,
+            sends=op.sends,
+            length_ns=op.compute_ns or -1,
+            after=op.after,
+            waits=op.wait == "call" and op.communicates,
+            flops=op.flops,
+            touched=op.touched,
+            phase=op.phase,
+            source=op.source,
         )
-    return tuple(calls)
+        for op in ops
+    )

@@ -1,6 +1,7 @@
 """Iterations of a job in its trace, and the one that a step is made of.
 
-They are marked, or the calls of all ranks repeat themselves; else the trace is one iteration.
+They are marked, or nearly all calls of each rank are repetitions of one block; else the trace is
+one iteration.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collbench.features.training.step import LOCAL, Recorded
 
 UNKNOWN: Interval = (-1, -1)
 MOST_COMPARED = 200_000_000  # calls, in search of a block that repeats itself
+MOST_OUTSIDE = 0.1  # of a rank's calls, of the repetitions of what is an iteration
 
 
 class Iteration(NamedTuple):
@@ -46,17 +48,19 @@ class Found(NamedTuple):
 
 class Taken(NamedTuple):
     """The iteration that a step is made of, what it and those alike took, if the trace tells, and
-    in words how it was chosen."""
+    in words how it was chosen. ``is_whole``: it has all calls, as no iterations were found."""
 
     iteration: Iteration
     recorded: Recorded | None
     description: str
+    is_whole: bool
 
 
 def take_iteration(trace: Trace, selection: str = "") -> Taken:
     """The iteration that ``selection`` names (``3``, or ``3-5`` for several joined into one); else
     the one of median time among those of the most common calls. Raises UsageError."""
-    iterations = _find_marked(trace) or _find_repeated(trace) or _take_whole(trace)
+    found = _find_marked(trace) or _find_repeated(trace)
+    iterations = found or _take_whole(trace)
     number = len(iterations.iterations)
     if selection:
         first, last = _parse_numbers(selection, number)
@@ -82,7 +86,7 @@ def take_iteration(trace: Trace, selection: str = "") -> Taken:
     recorded = (
         Recorded(times_known, f"{iterations.meaning}, on the slowest rank") if times_known else None
     )
-    return Taken(chosen, recorded, f"{description}; {iterations.how}")
+    return Taken(chosen, recorded, f"{description}; {iterations.how}", is_whole=found is None)
 
 
 def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
@@ -188,7 +192,8 @@ def _cut_ranks(
 
 
 def _find_repeated(trace: Trace) -> Found | None:
-    """The iterations that show as the longest block of calls that each rank repeats."""
+    """The iterations that show as the longest block that each rank repeats in nearly all its
+    calls."""
     blocks = [_Block.of(rank) for rank in trace.ranks]
     number = min((block.number for block in blocks), default=0)
     if number < 2:
@@ -207,7 +212,7 @@ def _find_repeated(trace: Trace) -> Found | None:
 def _take_whole(trace: Trace) -> Found:
     places = tuple((0, len(rank.calls)) for rank in trace.ranks)
     times = tuple(measure_extent(rank.calls) for rank in trace.ranks)
-    how = "no marks, and no calls that repeat themselves"
+    how = "no marks, and no calls that repeat themselves all along"
     return Found((Iteration(places, times),), how, "from its first call to the end of its last")
 
 
@@ -253,17 +258,21 @@ class _Block(NamedTuple):
 
 def _find_longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
     """The longest block that is repeated at once and is no repetition itself: where it first
-    begins, its length, and how often it comes; (0, 0, 0) for none."""
+    begins, its length, and how often it comes; (0, 0, 0) for none. Its repetitions are nearly all
+    keys: the rest is no longer than the block, and at most MOST_OUTSIDE of all. Layers of one
+    iteration are repeated in a part of it only."""
     import numpy as np
 
     numbers: dict[Hashable, int] = {}
     ids = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     most = min(len(ids) // 2, MOST_COMPARED // max(1, len(ids)))
+    few = int(len(ids) * MOST_OUTSIDE)
     for period in range(most, 0, -1):
         same = np.concatenate(([False], ids[period:] == ids[:-period], [False]))
         runs = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2)
         lengths = runs[:, 1] - runs[:, 0]
-        for at in np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths >= period)]:
+        least = max(period, len(ids) - period - min(period, few))
+        for at in np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths >= least)]:
             begin, repeated = int(runs[at][0]), int(lengths[at])
             if not _is_repetition(ids[begin : begin + period].tolist()):
                 return begin, period, (repeated + period) // period

@@ -125,12 +125,17 @@ class Writer:
             self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
 
     def _compute(self, call: Call, phase: str) -> None:
-        ns, flops = round(max(0, call.took_ns) * self._factor), call.flops * self._factor
-        if ns or flops:
-            source = printable_text(call.source)[:1000]
-            self._ops.append(
-                Op("compute", phase, lane="compute", compute_ns=ns, flops=flops, source=source)
-            )
+        op = Op(
+            "compute",
+            phase,
+            lane="compute",
+            compute_ns=round(max(0, call.took_ns) * self._factor),
+            flops=call.flops * self._factor,
+            touched=round(call.touched * self._factor),
+            source=printable_text(call.source)[:1000],
+        )
+        if op.compute_ns or op.flops or op.touched:
+            self._ops.append(op)
         self._clock = max(self._clock, call.ends_ns)
 
     def _talk(self, at: int, call: Call, phase: str) -> int | None:

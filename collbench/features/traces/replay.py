@@ -22,7 +22,7 @@ from collbench.features.traces.groups import Families, complete_programs, explai
 from collbench.features.traces.iterations import take_iteration
 from collbench.features.traces.matching import Uneven, join_calls
 from collbench.features.traces.program import make_writer
-from collbench.features.traces.types import FAKE_GPU, Lost, RankTrace, Trace
+from collbench.features.traces.types import FAKE_GPU, OVERFLOWED, Lost, RankTrace, Trace
 from collbench.features.training.operation_lines import MOST_OPS, Names
 from collbench.features.training.step import LOCAL, Op, Program, Recorded, Step, refuse_step
 from collbench.features.training.step_files import format_ranks
@@ -88,13 +88,13 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
     inside = {*selected}
     ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
     _refuse_cut(trace, ranks, request.partial)
-    lost, is_complete = _describe_lost(ranks, request.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
         raise UsageError(
             f"{name}: it has no operation between ranks", "give a trace of ranks that communicate"
         )
     _refuse_missing(trace, selected, request.assume_symmetric)
     choice = take_iteration(replace(trace, ranks=ranks), request.iteration)
+    lost, is_complete = _describe_lost(ranks, request.partial, choice.is_whole)
     spans = choice.iteration.places
     matches = join_calls(ranks, spans, inside, Uneven(request.assume_even, bool(request.rebalance)))
     if not matches.calls:
@@ -175,9 +175,11 @@ def _refuse_missing(trace: Trace, selected: Sequence[int], assumed: bool) -> Non
         )
 
 
-def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
+def _describe_lost(
+    ranks: Sequence[RankTrace], partial: bool, is_whole: bool
+) -> tuple[list[str], bool]:
     """What is left out, in words, and whether that is nothing. Raises UsageError where it is too
-    much."""
+    much; calls before all others count where the trace is taken as a whole."""
     lost = [loss for rank in ranks for loss in rank.lost]
     nbytes, calls = 0, 0
     for rank in ranks:
@@ -192,7 +194,9 @@ def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str]
         sums[loss.why][0] += loss.calls
         sums[loss.why][1] += loss.nbytes
     gone = sum(loss.nbytes for loss in lost)
-    bare = sum(loss.calls for loss in lost if not loss.nbytes)
+    bare = sum(
+        loss.calls for loss in lost if not loss.nbytes and (is_whole or loss.why != OVERFLOWED)
+    )
     share = max(gone / max(1, gone + nbytes), bare / max(1, bare + calls))
     sentences = [
         f"left out: {printable_text(why)}"

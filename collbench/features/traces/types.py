@@ -36,6 +36,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     ``after``, by their places in the rank's list; a call that
     ``waits`` held up the program until it ended. ``state`` is what a recorder of a hung job says.
     ``ends`` of a message that was ``seen_late`` is when it was waited for, which may be long after.
+    Computation has ``flops``, and bytes of memory that it ``touched``.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     state: State = ""
     seen_late: bool = False
     flops: float = 0
+    touched: Whole = 0
     phase: str = ""
     source: str = ""
 

@@ -52,7 +52,8 @@ class Experts(msgspec.Struct, frozen=True):
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model: its tensors in order of first use, its shapes, and the datatype of its parameters.
-    ``buffers`` are (elements, datatype) of what a forward pass broadcasts."""
+    ``head_dim`` is the width of a head's queries and keys, ``v_dim`` that of its values where it is
+    another. ``buffers`` are (elements, datatype) of what a forward pass broadcasts."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -61,6 +62,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    v_dim: int = 0
     ffn: int = 0
     vocab: int = 0
     context: int = 0
@@ -270,6 +272,7 @@ def _deepseek_v3() -> Model:
         heads=heads,
         kv_heads=heads,
         head_dim=192,
+        v_dim=128,
         ffn=18432,
         vocab=vocab,
         context=context,

@@ -269,6 +269,8 @@ def test_words_for_networks() -> None:
         ("torus:4", "not a network"),
         ("two-level:0", "not a network"),
         ("fat-tree:x", "not a network"),
+        ("fat-tree:4:0", "not a network"),
+        ("fat-tree:4:0.5", "not a network"),
         ("torus:3x4", "12 places, not 32"),
     ],
 )

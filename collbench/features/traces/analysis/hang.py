@@ -106,6 +106,16 @@ class _Ranks:
         last = max(enqueued, started, completed)
         return (last, completed) if last >= called else None
 
+    def is_alone(self, rank: int, call: Call) -> bool:
+        """Whether a message has a number of its own: those of one batch share theirs, and end
+        together."""
+        own = [
+            c
+            for c in self.by_rank[rank].calls
+            if c.group == call.group and c.kind in POINT_TO_POINT
+        ]
+        return call.number >= 0 and [c.number for c in own].count(call.number) == 1
+
     def last_lost(self, rank: int, group: Group) -> int:
         """The last collective of a group that a rank called and its trace lost; -1 for none."""
         trace = self.by_rank.get(rank)
@@ -288,15 +298,20 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         other = "recv" if kind == "send" else "send"
         half = (group, peer, rank, tag, other)
         both = bool(begun.get(half))
-        is_complete = all(
-            not lost.calls
+        losses = {
+            lost.why
             for r in {rank, peer} & ranks.by_rank.keys()
             for lost in ranks.by_rank[r].lost
-        )
+            if lost.calls
+        }
         is_readable = peer in ranks.by_rank and _trace_reaches(ranks.by_rank[peer], [call])
         is_readable = is_readable and not ranks.by_rank[peer].only_active
-        is_told = is_complete and is_readable and (group, peer, tag, other) not in unaddressed
-        lacks = not both and is_told and len(every.get(half, ())) <= at
+        is_told = is_readable and (group, peer, tag, other) not in unaddressed
+        others = every.get(half, ())
+        lacks = not losses and len(others) <= at
+        if losses == {OVERFLOWED}:
+            lacks = ranks.is_alone(rank, call) and _is_after_all(call, others)
+        lacks = lacks and is_told and not both
         statuses: dict[int, Status] = {
             rank: "in",
             peer: "in" if both else "missing" if lacks else "unknown",
@@ -304,6 +319,14 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         statuses |= {} if peer in ranks.by_rank else {peer: "silent"}
         if kind == "recv" or not both:
             yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), statuses, -1)
+
+
+def _is_after_all(call: Call, others: Sequence[Call]) -> bool:
+    """Whether a message that has begun, and not ended, comes after these halves of messages on the
+    other rank, however many before them are lost: all of them have ended, which no receive does
+    before its send, and no send long before a receive that has started."""
+    is_after = call.kind == "send" or call.state == "started"
+    return is_after and bool(others) and all(map(has_ended, others))
 
 
 def _unaddressed_fronts(ranks: _Ranks) -> Iterator[Front]:

@@ -71,11 +71,13 @@ def _split_cells(columns: Sequence[str], line: str, where: str) -> dict[str, str
 
 
 class _Found:
-    """What has been found in a file: calls, and how many members groups have."""
+    """What has been found in a file: calls, where iterations end, and how many members groups
+    have."""
 
     def __init__(self, stream: Stream) -> None:
         self.calls = Calls(stream.path)
         self.sizes: dict[str, int] = {}
+        self.ends: list[int] = []  # of iterations: the places after their last calls
         self.clock = 0
 
     def take(self, cells: dict[str, str], at: str) -> None:
@@ -84,7 +86,7 @@ class _Found:
         group = cells["comm_group"].removeprefix("CommGroup.").removesuffix("_group").strip()
         stage = cells.get("stage", "").strip()[:40]
         if name == "epoch_end":
-            self.calls.append(Call("mark", phase="epoch_end", source=at))
+            self.ends.append(self.calls.append(Call("mark", phase="epoch_end", source=at)) + 1)
         elif name == "computation":
             self._computation(cells, stage, at)
         else:
@@ -154,7 +156,8 @@ class _Found:
         self.calls.append(Call("compute", flops=flops, phase=stage, source=at, **times))
 
     def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
-        """Rank 0's trace. Raises UsageError where the file has no call."""
+        """Rank 0's trace. Of several parts that end at marks the first sets the job up, and is no
+        iteration. Raises UsageError where the file has no call."""
         calls, sizes = self.calls, self.sizes
         if calls.empty:
             raise UsageError(f"{calls.path}: it has no operations", HINT)
@@ -169,7 +172,8 @@ class _Found:
         calls.groups.setdefault(WORLD, tuple(range(min(world, MOST_RANKS))))
         for what in (HALF, ORDER, FIRST):
             calls.assumptions[what] = None
-        return calls.trace(0, world), tuple(calls.assumptions)
+        marked = [*itertools.pairwise([0, *self.ends])]
+        return calls.trace(0, world, marked=marked[1:] or marked), tuple(calls.assumptions)
 
 
 def _list_members(name: str, n: int, tp: int, world: int, sizes: dict[str, int]) -> Iterator[int]:
@@ -241,6 +245,7 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     for number, cells in reversed(layers):
         _take_phase(parsed, number, cells, "input gradient", 5, "tp")
         _take_phase(parsed, number, cells, "weight gradient", 8, "dp")
+    parsed.ends.append(len(parsed.calls.entries))
     return parsed.trace(world)
 
 

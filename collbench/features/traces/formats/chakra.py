@@ -26,6 +26,7 @@ from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, WORLD
 
 GROUPS = "comm_group.json"
+MARK = "collbench"  # in the metadata of files that ``write`` made
 METADATA, COMPUTE, SEND, RECV, COLLECTIVE = 1, 4, 5, 6, 7  # NodeType
 COLLECTIVES_BY_TYPE = (
     "all_reduce",
@@ -77,7 +78,8 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     calls = parsed.calls
     if calls.empty:
         raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
-    return calls.trace(stream.rank, parsed.world), tuple(calls.assumptions)
+    marked = [(0, len(calls.entries))] if parsed.is_ours else []
+    return calls.trace(stream.rank, parsed.world, marked=marked), tuple(calls.assumptions)
 
 
 def _read_node(message: bytes) -> Node:
@@ -133,6 +135,7 @@ class _Found:
         self.calls = Calls(path)
         self.world = 0
         self._clock = 0
+        self.is_ours = False  # and so has one iteration
         self._places: dict[int, int] = {}
         for name, ranks in _read_groups(path).items():
             if name in ("", "0"):
@@ -146,6 +149,7 @@ class _Found:
         raw = [value for number, value in pb.read_fields(message) if number == 2]
         attributes = dict(_read_attribute(value) for value in raw if isinstance(value, bytes))
         self.world = max(self.world, _read_number(attributes, "world_size", MOST_RANKS, 0))
+        self.is_ours = attributes.get("written_by") == MARK
         if self.world:
             self.calls.groups.setdefault(WORLD, tuple(range(self.world)))
 

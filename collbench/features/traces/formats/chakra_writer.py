@@ -3,16 +3,21 @@ comm_group.json, by numbers.
 
 A program becomes what each of its operations needs: computation and calls that are waited for hold
 up what comes after them, others only who waits for them, and calls of one group come in order.
-What the schema has no place for stands in attributes of our own (``dtype``, ``reduction``, ``root``
-and so on), which simulators pass over.
+A sendrecv becomes a send and a receive. Computation that does not tell which bytes it touches
+touches those of a product of square matrices with its flops: without any, ASTRA-sim skips it. What
+the schema has no place for stands in attributes of our own (``dtype``, ``reduction``, ``root`` and
+so on), which simulators pass over.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from collbench.core import files
 from collbench.core.collectives import COLLECTIVES
@@ -25,22 +30,29 @@ from collbench.features.traces.formats.chakra import (
     COLLECTIVE,
     COMPUTE,
     GROUPS,
+    MARK,
     RECV,
     SEND,
     TYPES,
 )
 from collbench.features.traces.types import Call, RankTrace
-from collbench.features.training.step import POINT_TO_POINT, WORLD
+from collbench.features.training.step import LOCAL, POINT_TO_POINT, WORLD
 
 VERSION = "0.0.4"  # of the schema, as Chakra's own generator writes it
 BOOL, INT32, INT64, UINT64, INT64_LIST, STRING = 27, 7, 9, 13, 10, 29  # in AttributeProto
 Attribute = tuple[str, int, int | str | Sequence[int]]
-MARK = "collbench"
+WRITTEN = (*TYPES, *POINT_TO_POINT, *LOCAL, "sendrecv")  # kinds of calls
 
 
 def write_ranks(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
     """Writes all ranks' files into a folder: what there is to say of it. Raises UsageError and
     CannotRun."""
+    unknown = {call.kind: None for rank in ranks for call in rank.calls if call.kind not in WRITTEN}
+    if unknown:
+        raise CannotRun(
+            f"Chakra's traces have no type for {', '.join(unknown)}",
+            "take a step without it, or another --format",
+        )
     numbers = _number_groups(ranks)
     files.make_folder(folder)
     groups = {number: list(members) for members, number in numbers.items()}
@@ -84,20 +96,52 @@ def _write_messages(rank: RankTrace, numbers: Mapping[tuple[int, ...], str]) -> 
     for attribute in about:
         head += pb.write_field(2, b"".join(_write_attribute(attribute)))
     yield pb.delimit_message(head)
-    for number, (call, needs) in enumerate(
-        zip(rank.calls, list_dependencies(rank.calls), strict=True), 1
-    ):
-        if needs is None:
-            continue
-        took = max(call.took_ns, 0)
-        message = pb.write_field(1, number) + pb.write_field(2, _name_call(call))
-        message += pb.write_field(3, _node_kind(call))
-        message += pb.write_packed(5, [need + 1 for need in needs])
-        if took:
-            message += pb.write_field(7, max(1, round(took / 1000)))
-        for attribute in _list_attributes(call, rank, numbers, took):
-            message += pb.write_field(10, b"".join(_write_attribute(attribute)))
-        yield pb.delimit_message(message)
+    ids: list[list[int]] = []  # of each call's nodes
+    number = 0
+    for call, needs in zip(rank.calls, list_dependencies(rank.calls), strict=True):
+        nodes = [] if needs is None else _split_call(call, rank)
+        ids.append([])
+        for node in nodes:
+            number += 1
+            ids[-1].append(number)
+            waits_for = [earlier for need in needs or () for earlier in ids[need]]
+            yield _write_node(number, node, waits_for, rank, numbers)
+
+
+def _split_call(call: Call, rank: RankTrace) -> list[Call]:
+    """The nodes of a call: a sendrecv sends to the next member and receives from the one before."""
+    if call.kind != "sendrecv":
+        return [call]
+    members = _list_members(call, rank)
+    index = members.index(rank.rank)
+    return [
+        replace(call, kind=kind, peer=(index + step) % len(members))
+        for kind, step in (("send", 1), ("recv", -1))
+    ]
+
+
+def _list_members(call: Call, rank: RankTrace) -> Sequence[int]:
+    """The ranks of a call's group."""
+    return rank.groups.get(call.group) or range(rank.world)
+
+
+def _write_node(
+    number: int,
+    call: Call,
+    needs: Sequence[int],
+    rank: RankTrace,
+    numbers: Mapping[tuple[int, ...], str],
+) -> bytes:
+    """The message of a node, which waits for the nodes ``needs``."""
+    took = max(call.took_ns, 0)
+    message = pb.write_field(1, number) + pb.write_field(2, _name_call(call))
+    message += pb.write_field(3, _node_kind(call))
+    message += pb.write_packed(5, needs)
+    if took:
+        message += pb.write_field(7, max(1, round(took / 1000)))
+    for attribute in _list_attributes(call, rank, numbers, took):
+        message += pb.write_field(10, b"".join(_write_attribute(attribute)))
+    return pb.delimit_message(message)
 
 
 def list_dependencies(calls: Sequence[Call]) -> Iterator[list[int] | None]:
@@ -147,11 +191,13 @@ def _list_attributes(
     if call.phase:
         yield "phase", STRING, call.phase
     if call.kind == "compute":
-        yield "num_ops", INT64, round(call.flops)
+        touched = call.touched or _count_operand_bytes(call)
+        yield "num_ops", INT64, max(round(call.flops), bool(touched))  # a divisor in ASTRA-sim
+        yield "tensor_size", UINT64, touched
         if took % 1000:
             yield "duration_ns", UINT64, took
         return
-    members = rank.groups.get(call.group) or tuple(range(rank.world))
+    members = tuple(_list_members(call, rank))
     size = call.nbytes // len(members) if call.kind in BLOCKS else call.nbytes
     if call.sends:
         size = sum(call.sends) * DTYPES[call.dtype].size
@@ -177,6 +223,12 @@ def _list_attributes(
         yield "whole_size", INT64, call.nbytes
         yield "sends", INT64_LIST, call.sends
         yield "receives", INT64_LIST, call.receives
+
+
+def _count_operand_bytes(call: Call) -> int:
+    """Bytes of the three square matrices of a product with a call's flops."""
+    side = math.cbrt(call.flops / 2)
+    return math.ceil(3 * side**2) * DTYPES[call.dtype].size
 
 
 def _write_attribute(attribute: Attribute) -> Iterator[bytes]:

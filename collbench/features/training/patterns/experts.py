@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
@@ -80,18 +81,33 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: Size = 8
 
 
-def expect_ranks(experts: int, top: int, ranks: int) -> float:
+def expect_ranks(experts: Experts, ranks: int) -> float:
     """The expected number of these ranks at which a token has an expert, if all experts are equally
-    likely."""
-    per_rank = experts / ranks
-    none = math.prod(max(experts - per_rank - i, 0) / (experts - i) for i in range(top))
-    return ranks * (1 - none)
+    likely, of ``limit`` groups that are, too."""
+    per_group, per_rank = experts.number // experts.nodes, experts.number // ranks
+    shares = Counter(
+        tuple(
+            min(first + per_rank, (group + 1) * per_group) - max(first, group * per_group)
+            for group in range(first // per_group, -(-(first + per_rank) // per_group))
+        )
+        for first in range(0, experts.number, per_rank)
+    )
+    return sum(number * (1 - _miss_chance(experts, share)) for share, number in shares.items())
 
 
-def expect_limited(experts: Experts, ranks: int) -> float:
-    """``expect_ranks`` where a token's experts are of ``limit`` of the groups of experts."""
-    share = experts.limit / experts.nodes
-    return expect_ranks(round(experts.number * share), experts.top, max(round(ranks * share), 1))
+def _miss_chance(experts: Experts, share: Sequence[int]) -> float:
+    """The chance that a token has no expert at a rank with so many of each of some groups."""
+    ways = Counter({(0, 0): 1})  # by how many of them are chosen, and their experts at the rank
+    for number in share:
+        for (chosen, there), count in [*ways.items()]:
+            ways[chosen + 1, there + number] += count
+    others, within = experts.nodes - len(share), experts.number // experts.nodes * experts.limit
+    none = sum(
+        count * math.comb(others, experts.limit - chosen) * math.comb(within - there, experts.top)
+        for (chosen, there), count in ways.items()
+        if chosen <= experts.limit
+    )
+    return none / (math.comb(experts.nodes, experts.limit) * math.comb(within, experts.top))
 
 
 class Table(NamedTuple):
@@ -114,7 +130,7 @@ def draw_routing(
     refuse_experts(experts, ranks, node_ranks)
     places = max(ranks // node_ranks, 1)
     if routing == "even":
-        means = [(ranks, experts.top), *((n, expect_limited(experts, n)) for n in (ranks, places))]
+        means = [(ranks, experts.top), *((n, expect_ranks(experts, n)) for n in (ranks, places))]
         return Table(*(np.full((ranks, n), math.ceil(tokens * m / n)) for n, m in means))
     if routing.startswith("matrix:"):
         table = _read_counts(

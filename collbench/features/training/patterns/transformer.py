@@ -157,7 +157,8 @@ class Blocks:
         self.message = self.size // (layout.tp if self.sp else 1)
         multiple = 128 * layout.tp
         self.vocab = -(-model.vocab // multiple) * multiple
-        self.keys = 2 * self.tokens * model.kv_heads // layout.tp * model.head_dim * self.itemsize
+        self.v_dim = model.v_dim or model.head_dim
+        self.keys = self._count_head_bytes(model.kv_heads, model.head_dim + self.v_dim)
         self.grad = "float" if options.grad_reduce_in_fp32 else model.dtype
         self.data = "dp" if layout.cp == 1 else "dp-cp"
 
@@ -280,6 +281,10 @@ class Blocks:
             core[self.options.cp](block, scores, forward)
         (self.row_forward if forward else self.column_backward)(block, then)
 
+    def _count_head_bytes(self, heads: int, width: int) -> int:
+        """Bytes of a rank's part of so many heads, each of ``width`` numbers a token."""
+        return self.tokens * heads // self.layout.tp * width * self.itemsize
+
     def _over_cp(self, block: Block, kind: str, nbytes: int, **fields: object) -> int:
         return block.comm(kind, group="cp", nbytes=nbytes, dtype=self.model.dtype, **fields)
 
@@ -313,8 +318,14 @@ class Blocks:
     def _ulysses(self, block: Block, scores: float, forward: bool) -> None:
         """Heads for tokens: queries, keys and values to ranks that have all tokens of some heads,
         and what comes out back; in backward the other way."""
-        query_bytes = self.keys // (2 * self.model.kv_heads) * self.model.heads
-        into, out = (query_bytes, self.keys // 2, self.keys // 2), (query_bytes,)
+        model = self.model
+        queries, keys = (
+            self._count_head_bytes(heads, model.head_dim) for heads in (model.heads, model.kv_heads)
+        )
+        outputs, values = (
+            self._count_head_bytes(heads, self.v_dim) for heads in (model.heads, model.kv_heads)
+        )
+        into, out = (queries, keys, values), (outputs,)
         for nbytes in into if forward else out:
             self._over_cp(block, "all_to_all", nbytes, wait="call")
         block.work(scores if forward else 2 * scores)
@@ -475,6 +486,10 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
         ("tokens of a micro-batch", tokens, tp if layout.sp else 1, "tp"),
         ("ranks of tp x cp x dp", tp * cp * layout.dp, layout.ep, "ep"),
         ("ranks of cp x dp", cp * layout.dp, instances, "optimizer instances"),
+        (
+            *("ranks that have the same experts", tp * cp * layout.dp // layout.ep),
+            *(instances if model.experts else 1, "optimizer instances"),
+        ),
         ("micro-batches", batches, pp if chunks > 1 else 1, "pp, as an interleaved pipeline needs"),
     ):
         if number % by:

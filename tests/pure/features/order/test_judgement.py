@@ -459,8 +459,8 @@ def test_exact_sums_have_no_visible_order() -> None:
     ]
 
 
-def narrow(dtype: str, visible: int) -> list[str]:
-    subject = order_subject(dtype=dtype)
+def narrow(dtype: str, visible: int, op: str = "sum") -> list[str]:
+    subject = order_subject(dtype=dtype, op=op)
     pieces = order_pieces(16, "exact{0, 1, 2, 3}", adder=0, visible=visible)
     size = size_order(64, ranks=[RankPieces(ranks=(0, 1, 2, 3), pieces=pieces)])
     file = order_file(order_record(size, subject=subject), subjects=[subject])
@@ -471,6 +471,14 @@ def test_a_narrow_type_that_loses_nothing_has_no_order() -> None:
     assert narrow("f8e4m3", 11) == [
         "4 ranks of f8e4m3 added in float lose nothing: any order gives these bits"
     ]
+
+
+def test_products_of_a_narrow_type_are_not_said_to_lose_nothing() -> None:
+    (remark, *_) = narrow("f8e4m3", 11, "prod")
+    assert remark == (
+        "exact: no order visible (adders of up to 11 bits would show). Products are correctly"
+        " rounded, in 320 of 320"
+    )
 
 
 def test_a_range_that_is_too_small_is_told() -> None:

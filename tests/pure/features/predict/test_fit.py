@@ -198,6 +198,43 @@ def test_cycles_are_resampled_where_there_are_enough() -> None:
     assert alpha and 0.01 < (alpha.hi - alpha.lo) / alpha.value < 0.1
 
 
+@pytest.mark.parametrize(
+    ("launches", "lost", "word"),
+    [(10, 1, "9 launches"), (3, 0, "3 launches"), (2, 0, "2 launches")],
+)
+def test_launches_that_all_sizes_have_are_resampled(launches: int, lost: int, word: str) -> None:
+    """One size lacks ``lost`` launches; what launches differ by is the same at all sizes."""
+    drift = np.linspace(0.98, 1.02, launches)
+    records = [
+        msgspec.structs.replace(record, world=number)
+        for number in range(launches)
+        for record in recorded(
+            np.random.default_rng(number),
+            [case(s) for s in SIZES[5 if number < lost else 0 :].tolist()],
+            *(0.001, 9, lambda one, number=number: true(one) * float(drift[number])),
+        ).records
+    ]
+    worlds = [factories.world(index=number) for number in range(launches)]
+    found = only(RunFile(run=RUN, worlds=worlds, records=records, end=None, path=Path("x")))
+    assert found.resampled == word
+    alpha = found.segments[0].alpha
+    assert alpha and (alpha.hi - alpha.lo) / alpha.value > 0.01
+
+
+def test_one_rank_alone_is_refused() -> None:
+    """A pairwise all_to_allv of one rank moves no share of its size."""
+    cases = [
+        case(s, "all_to_allv", "pairwise", n, splits="uniform")
+        for s in (64, 128, 256, 512)
+        for n in (1, 4)
+    ]
+    alone, four = fit.make_series(
+        recorded(np.random.default_rng(5), cases, 0.01, time=lambda one: 1e3 + one.nbytes)
+    )
+    assert alone.refused == "one rank sends nothing"
+    assert not four.refused
+
+
 def test_a_ring_all_reduce_alone_does_not_tell_gamma() -> None:
     file = recorded(np.random.default_rng(8), [case(s) for s in SIZES.tolist()], 0.01)
     (link,) = fit.fit_links(fit.make_series(file))

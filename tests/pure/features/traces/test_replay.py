@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.features.traces.replay import Asked, step_of
-from collbench.features.traces.types import Call, Interval, Lost, RankTrace, Trace
+from collbench.features.traces.types import OVERFLOWED, Call, Interval, Lost, RankTrace, Trace
 from collbench.features.training import walk
 from collbench.features.training.step import Op, Step
 
@@ -128,8 +128,8 @@ def test_iterations_may_be_marked_by_their_calls() -> None:
     ("before", "block", "times", "after"),
     [
         ([], [4, 8], 2, []),
-        ([64] * 30, [4, 8, 12], 3, [16]),  # what is often repeated is no iteration for that
-        ([64], [4, 4, 4, 8], 3, [4]),  # nor what is repeated within one
+        ([64], [4, 8, 12], 9, [16]),
+        ([64], [4, 4, 4, 8], 3, [4]),  # what is repeated within one is no iteration
         ([], [4, 8, 4, 8, 12], 4, [4, 8]),
     ],
 )
@@ -140,6 +140,19 @@ def test_without_marks_the_longest_repeated_block_is_one(
     step = step_of(trace(calls))
     assert sizes(step) == block
     assert any(f"repeat every {len(block)} on rank 0" in each for each in step.assumptions)
+
+
+@pytest.mark.parametrize(
+    "nbytes",
+    [
+        [4] * 12 + [8, 4] * 12 + [16],  # layers forward, and back
+        [4] * 64 + [8, 12],  # the same call in all layers, then two others
+        [64] * 30 + [4, 8, 12] * 3,
+    ],
+)
+def test_layers_of_one_iteration_are_not_iterations(nbytes: list[int]) -> None:
+    step = step_of(trace([all_reduce(n) for n in nbytes]))
+    assert sizes(step) == nbytes
 
 
 def test_a_repeated_block_ends_where_the_next_begins() -> None:
@@ -611,6 +624,15 @@ def test_what_little_is_lost_is_told_only() -> None:
     more = (Lost("a coalesced call without shapes", 1, 100 * KIB),)
     assert "of the trace's bytes" in refused(trace(calls, lost=more)).message
     assert "of the trace's calls" in refused(trace(calls, lost=(Lost("x", 1),))).message
+
+
+def test_calls_that_were_overwritten_before_whole_iterations_are_told_only() -> None:
+    lost = (Lost(OVERFLOWED, 5000),)
+    calls = [all_reduce(n) for n in [4, 8] * 3]
+    step = step_of(trace(calls, lost=lost))
+    assert sizes(step) == [4, 8]
+    assert any(OVERFLOWED in each for each in step.assumptions)
+    assert "add --partial" in refused(trace(calls[:3], lost=lost)).hint
 
 
 def test_a_trace_without_operations_is_refused() -> None:

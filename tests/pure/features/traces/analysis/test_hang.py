@@ -248,6 +248,37 @@ def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:
     assert not found.is_blamed
 
 
+OVERWRITTEN = (Lost(OVERFLOWED, calls=900),)
+
+
+@pytest.mark.parametrize(
+    ("waits", "others", "named"),
+    [
+        (call("recv", peer=1, number=9, **IN), [call("send", peer=0, **DONE)] * 3, True),
+        (call("send", peer=1, number=9, **IN), [call("recv", peer=0, **DONE)], True),
+        (call("send", peer=1, number=9, **LATER), [call("recv", peer=0, **DONE)], True),
+        # its data may be there: it waits for its own rank
+        (call("recv", peer=1, number=9, **LATER), [call("send", peer=0, **DONE)], False),
+        (call("recv", peer=1, number=9, **IN), [], False),
+        (call("recv", peer=1, **IN), [call("send", peer=0, **DONE)], False),
+    ],
+)
+def test_where_first_calls_are_overwritten_the_last_messages_of_both_ranks_tell(
+    waits: Call, others: list[Call], named: bool
+) -> None:
+    found = judged([*reduces(DONE), waits], [*reduces(DONE), *others], lost=OVERWRITTEN)
+    assert found
+    assert (found.culprits, found.is_blamed) == ((1,) if named else (0,), named)
+
+
+def test_a_message_of_a_batch_that_hangs_elsewhere_accuses_nobody_where_calls_are_lost() -> None:
+    batch = [call(kind, peer=peer, number=9, **IN) for kind, peer in (("send", 1), ("recv", 2))]
+    ended = [call("recv", peer=0, **DONE)]
+    found = judged(batch, ended, [call("send", peer=0, **IN)], lost=OVERWRITTEN)
+    assert found
+    assert not found.is_blamed
+
+
 def test_a_rank_that_waits_for_a_message_is_no_culprit_elsewhere() -> None:
     found = judged(
         reduces(DONE, IN),

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from collbench.core import algorithms, export
-from collbench.core.errors import UsageError
+from collbench.core.errors import CannotRun, UsageError
 from collbench.features.traces import from_steps as steps
+from collbench.features.traces.formats import chakra
 from collbench.features.traces.formats import chakra_writer as chakra_files
+from collbench.features.traces.formats import protobuf as pb
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.formats.chakra_writer import list_dependencies
+from collbench.features.traces.replay import step_of
 from collbench.features.traces.types import Call, RankTrace, Trace
 from collbench.features.training.request import Wanted
+from collbench.features.training.step import Step
 
 
 def written(trace: Trace, folder: Path) -> Trace:
@@ -24,7 +28,7 @@ def written(trace: Trace, folder: Path) -> Trace:
 
 def said(rank: RankTrace, call: Call) -> tuple[Any, ...]:
     if call.kind == "compute":
-        return call.kind, round(call.flops), call.phase, max(call.took_ns, 0)
+        return call.kind, max(round(call.flops), 1), call.phase, max(call.took_ns, 0)
     return (
         call.kind,
         rank.groups[call.group],
@@ -84,6 +88,54 @@ def test_an_input_is_what_simulators_are_told(tmp_path: Path) -> None:
     assert b"comm_size" + b"\x48\x80\x08" in raw  # field 9, 1024
 
 
+def attributes(call: Call, n: int = 4) -> list[dict[str, Any]]:
+    """Type and attributes of the nodes that a call of rank 0 of n becomes."""
+    rank = RankTrace(0, n, (call,), {"": tuple(range(n))})
+    nodes = []
+    for message in [*chakra_files._write_messages(rank, {})][1:]:
+        _, begins = pb.read_varint(message, 0)
+        node = chakra._read_node(message[begins:])
+        nodes.append({"type": node.kind, **node.attributes})
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("call", "work"),
+    [
+        (Call("compute", flops=2 * 64**3), (2 * 64**3, 3 * 64 * 64 * 2)),  # a square product
+        (Call("compute", flops=6, touched=4096), (6, 4096)),
+        (Call("compute", touched=4096), (1, 4096)),  # ASTRA-sim divides by its operations
+        (Call("compute", length_ns=5), (0, 0)),
+    ],
+)
+def test_computation_tells_operations_and_bytes(call: Call, work: tuple[int, int]) -> None:
+    (node,) = attributes(call)
+    assert (node["num_ops"], node["tensor_size"]) == work
+
+
+def test_a_ring_shift_is_a_send_and_a_receive(tmp_path: Path) -> None:
+    sent, received = attributes(Call("sendrecv", nbytes=64))
+    assert (sent["type"], sent["comm_src"], sent["comm_dst"]) == (chakra.SEND, 0, 1)
+    assert (received["type"], received["comm_src"], received["comm_dst"]) == (chakra.RECV, 3, 0)
+
+
+def test_what_waits_for_a_ring_shift_waits_for_both_messages(tmp_path: Path) -> None:
+    calls = Call("sendrecv", nbytes=64), Call("wait", after=(0,)), Call("compute", flops=9)
+    ranks = [RankTrace(n, 2, calls, {"": (0, 1)}) for n in range(2)]
+    (back, _) = written(Trace("step", tuple(ranks)), tmp_path).ranks
+    assert [(call.kind, call.after) for call in back.calls] == [
+        *(("send", ()), ("recv", ())),
+        ("compute", (0, 1)),
+    ]
+
+
+def test_what_the_schema_lacks_is_refused(tmp_path: Path) -> None:
+    ranks = [RankTrace(0, 2, (Call("scan", op="sum", nbytes=64),), {"": (0, 1)})]
+    with pytest.raises(CannotRun, match="no type for scan"):
+        chakra_files.write_ranks(tmp_path / "made", "step", ranks)
+    assert not (tmp_path / "made").exists()
+
+
 def needs(*calls: Call) -> list[list[int] | None]:
     return [*list_dependencies(calls)]
 
@@ -131,6 +183,19 @@ def test_a_message_of_a_schedule_waits_for_what_it_carries(tmp_path: Path) -> No
     sends = [call for call in back.ranks[0].calls if call.kind == "send"]
     carried = [{back.ranks[0].calls[need].tag for need in call.after} for call in sends[1:]]
     assert all(call.tag - 1 in tags for call, tags in zip(sends[1:], carried, strict=True))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_one_iteration_in_whatever_form(name: str, tmp_path: Path) -> None:
+    ranks, layout = STEPS[name]
+    step = Wanted(name, layout=layout, layers=4).make_step(ranks)
+    trace = steps.trace_of_step(step)
+
+    def moved(of: Step) -> list[tuple[str, int]]:
+        return [(op.kind, op.nbytes) for op in of.program(0).ops if op.communicates]
+
+    for read in (trace, written(trace, tmp_path)):
+        assert moved(step_of(read)) == moved(step)
 
 
 def test_files_of_others_are_kept(tmp_path: Path) -> None:

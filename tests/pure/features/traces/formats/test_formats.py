@@ -15,7 +15,7 @@ from collbench.core.errors import UsageError
 from collbench.features.traces import replay as program
 from collbench.features.traces.analysis import times
 from collbench.features.traces.formats import recognise as reading
-from collbench.features.traces.types import Call, RankTrace, Trace
+from collbench.features.traces.types import Call, Interval, RankTrace, Trace
 
 
 def read(folder: Path, name: str, content: Any, form: str = "", **kinds: Any) -> Trace:
@@ -576,6 +576,20 @@ def test_lines_of_aicb_are_read(tmp_path: Path) -> None:
         ("send", "pp", 4096, 1),
         ("mark", "", 0, -1),
     ]
+
+
+@pytest.mark.parametrize(("epochs", "marked"), [(0, ()), (1, ((0, 6),)), (2, ((6, 12),))])
+def test_iterations_of_aicb_end_at_its_marks(
+    tmp_path: Path, epochs: int, marked: tuple[Interval, ...]
+) -> None:
+    """What comes before the first mark of several is no iteration."""
+    head, columns, *lines = traced.AICB.splitlines(keepends=True)
+    lines = lines * epochs or lines[:-1]
+    assert one(tmp_path, "w.csv", "".join([head, columns, *lines])).marked == marked
+
+
+def test_a_file_of_simai_is_one_iteration(tmp_path: Path) -> None:
+    assert one(tmp_path, "w.txt", traced.SIMAI).marked == ((0, 8),)
 
 
 def test_groups_of_aicb_have_the_order_of_megatron(tmp_path: Path) -> None:

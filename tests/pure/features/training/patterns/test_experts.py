@@ -20,7 +20,6 @@ from collbench.features.training.patterns.experts import (
     Moe,
     deepep,
     draw_routing,
-    expect_limited,
     expect_ranks,
     fill_parts,
     keep_own_experts,
@@ -77,23 +76,35 @@ def exchanged(step: Step, place: int = 0, kind: str = "all_to_allv") -> list[Op]
     [(FREE, 64, 7.676), (V3, 64, 7.359), (V3, 8, 3.629), (FREE, 8, 5.295)],
 )
 def test_expected_ranks_of_a_token(experts: Experts, ranks: int, number: float) -> None:
-    assert round(expect_limited(experts, ranks), 3) == number
+    assert round(expect_ranks(experts, ranks), 3) == number
 
 
 @FEW
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8))
 def test_expected_ranks_have_bounds(ranks: int, each: int, top: int) -> None:
     top = min(top, ranks * each)
-    number = expect_ranks(ranks * each, top, ranks)
+    number = expect_ranks(Experts(ranks * each, top, 1), ranks)
     assert max(1, top / each) - 1e-9 <= number <= min(top, ranks) + 1e-9
 
 
-@pytest.mark.parametrize(("experts", "ranks"), [(FREE, 64), (V3, 64), (FREE, 8), (V3, 8)])
+@pytest.mark.parametrize(
+    ("experts", "ranks"),
+    [
+        *((FREE, 64), (V3, 64), (FREE, 8), (V3, 8), (V3, 2), (V3, 4), (V3, 16), (V3, 32)),
+        (Experts(24, 3, 1, nodes=6, limit=2), 4),  # groups that lie on two ranks
+    ],
+)
 def test_what_is_drawn_is_what_is_expected(experts: Experts, ranks: int) -> None:
-    table = draw_routing("uniform", 400, experts, ranks, 8)
+    table = draw_routing("uniform", 400, experts, ranks, min(ranks, 8))
     assert table.tokens is not None
     mean = table.tokens.sum() / (400 * ranks)
-    assert mean == pytest.approx(expect_limited(experts, ranks), rel=0.02)
+    assert mean == pytest.approx(expect_ranks(experts, ranks), rel=0.02)
+
+
+def test_nodes_that_tokens_go_to_are_as_many_as_expected() -> None:
+    drawn, expected = (draw_routing(how, 400, V3, 16, 8).nodes for how in ("uniform", "even"))
+    assert drawn is not None and expected is not None
+    assert drawn.mean() == pytest.approx(expected.mean(), rel=0.02)
 
 
 # Tables
@@ -170,6 +181,13 @@ def test_a_missing_matrix_is_refused(tmp_path: Path) -> None:
         draw_routing(f"matrix:{tmp_path / 'none'}", 2, Experts(4, 2, 1), 2, 8)
 
 
+@pytest.mark.parametrize(("layout", "ranks"), [(Layout(dp=4, ep=4), 1), (Layout(dp=6, ep=2), 3)])
+def test_instances_divide_the_ranks_that_have_the_same_experts(layout: Layout, ranks: int) -> None:
+    words = f"{ranks} ranks that have the same experts are not divisible by 2"
+    with pytest.raises(UsageError, match=words):
+        built(layout, num_distributed_optimizer_instances=2)
+
+
 # What is sent
 
 
@@ -203,7 +221,7 @@ def test_bytes_of_deepeps_normal_mode(limit: int, ranks: float) -> None:
 
 
 def test_bytes_that_are_expected_of_4096_tokens() -> None:
-    tokens = 4096 * expect_limited(FREE, 64)
+    tokens = 4096 * expect_ranks(FREE, 64)
     assert round(tokens * 7392 / 1e6, 1) == 232.4
     assert round(tokens * 14_336 / 1e6, 1) == 450.7
     table = draw_routing("even", 4096, FREE, 64, 64)

@@ -335,6 +335,23 @@ def test_ulysses_exchanges_queries_keys_values_and_results() -> None:
     assert [op.nbytes for op in ops if op.phase == "backward"] == [whole, whole, keys, keys]
 
 
+@pytest.mark.parametrize(
+    ("cp", "sizes"),
+    [
+        ("p2p", [320] * 3),  # three times keys and values
+        ("all_gather", [4 * 320, 4 * 320]),
+        ("a2a", [192, 192, 128, 128, 128, 192, 192, 128]),
+    ],
+)
+def test_values_may_be_narrower_than_keys(cp: str, sizes: list[int]) -> None:
+    """DeepSeek-V3's heads: 192 wide keys and queries, 128 wide values and results."""
+    latent = find_model("deepseek-v3").cut(1)
+    model = msgspec.structs.replace(latent, experts=None)
+    step = megatron(model, Layout(cp=4, sequence=4), Megatron(cp=cp))  # type: ignore[arg-type]
+    ops = [op for op in found(step, "cp") if cp != "p2p" or op.phase == "forward"]
+    assert [op.nbytes for op in ops] == [128 * 2 * size for size in sizes]
+
+
 @FEW
 @given(
     st.sampled_from([1, 2, 4, 8]), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 3)
