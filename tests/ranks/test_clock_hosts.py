@@ -91,7 +91,7 @@ def test_shared_memory_is_refused_where_hosts_differ(warm: Warm) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_on_another_host_is_named(warm: Warm) -> None:
-    command = ("all_reduce", "--sizes", "4K", "-T", "3", "--inject", "hang:1", "--no-save")
+    command = ("all_reduce", "--sizes", "4K", "-T", "6", "--inject", "hang:1", "--no-save")
     done = warm.join(2, *command, CLOCKS="one", PYTHONPATH=before(PLUGINS))
     assert "rank 1 on host1 has not moved" in done.stderr
     assert "rank 0" not in done.stderr and "same call" not in done.stderr
