@@ -30,6 +30,12 @@ def need_backend(name: str) -> None:
         stop_without(name, reason)
 
 
+def need_ray() -> None:
+    """Go on where Ray is installed."""
+    if importlib.util.find_spec("ray") is None:
+        stop_without("ray", "Ray is not installed: pip install 'collbench[ray]'")
+
+
 def refuse_mpi() -> str:
     """Why MPI cannot start ranks on this machine; empty where it can."""
     if importlib.util.find_spec("mpi4py") is None:
