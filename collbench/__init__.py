@@ -28,9 +28,6 @@ __all__ = ["__version__", "frame", "record"]
 
 
 def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
-    """A table with a row for each case of each round and launch. ``runs`` are paths, ids or files
-    already read; none is the last run here. Raises UsageError where a run is not there or not
-    readable."""
     from collbench.core.errors import CollbenchError
     from collbench.records import rows, run_file, store
     from collbench.records.types import RunFile

@@ -76,7 +76,7 @@ def describe_mistake(error: Any) -> tuple[str, str]:
         return _bad_value(parameter, error.message)
     message = error.format_message()
     if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        return _describe_extra(extra[1].split(), path, command)
+        return _describe_extra(extra[1].split(), path)
     return message[:1].lower() + message[1:].rstrip("."), f"{path} --help lists its options"
 
 
@@ -162,7 +162,7 @@ def _reword_value_error(message: str) -> str:
     return message[:1].lower() + message[1:].rstrip(".")
 
 
-def _describe_extra(args: Sequence[str], path: str, command: Any) -> tuple[str, str]:
+def _describe_extra(args: Sequence[str], path: str) -> tuple[str, str]:
     name, first = path.rpartition(" ")[2], args[0]
     message = f"{name}: unexpected argument {first}"
     if name not in COLLECTIVES:

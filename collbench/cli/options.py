@@ -7,7 +7,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,12 +17,13 @@ import msgspec
 from collbench.cli import outputs, parameters
 from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import Collective, find_collective
+from collbench.core.collectives import COLLECTIVES, Collective, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.paths import NAMES as PATHS
 from collbench.core.paths import VARIABLE, expand_path, needs_nic, strip_preset
-from collbench.core.text import print_message
+from collbench.core.text import print_message, suggest_name
 from collbench.machine.routes import find_default_interface
+from collbench.records import store
 from collbench.records.types import End
 from collbench.run import refusal
 from collbench.run.launch import join
@@ -469,6 +470,19 @@ def read_save_options(save: bool, output: Path | None, tag: str) -> dict[str, An
     if tag and not save:
         _print_once(f"--tag {tag} finds nothing: --no-save keeps no run")
     return {"save": save, "output": output, "tag": tag}
+
+
+def find_subject(what: str, names: Iterable[str]) -> str | Path:
+    """The collective of that name, or where the run of that name lies. Raises UsageError, which
+    lists ``names``."""
+    try:
+        return find_collective(what).name
+    except UsageError:
+        try:
+            return store.find_run(what)
+        except UsageError as e:
+            hint = suggest_name(what, COLLECTIVES) or f"one of {', '.join(names)}"
+            raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 
 def split_output(output: Path | None) -> tuple[Path | None, Path | None]:

@@ -171,12 +171,6 @@ def cost_schedule(schedule: Schedule, network: Network, lengths: Any = None) -> 
     return Cost(float(cell_share(schedule)) if lengths is None else 1.0, list(pieces.values()))
 
 
-def predict_seconds(schedule: Schedule, network: Network, nbytes: float) -> float:
-    """Seconds that ``schedule`` takes for a size of ``nbytes``, of which each cell has an equal
-    part."""
-    return cost_schedule(schedule, network).seconds(nbytes)
-
-
 class Predictor:
     """Seconds of one algorithm at any size. Its schedule is costed once for each choice of
     segments."""

@@ -472,7 +472,7 @@ UNGATED = _names_of("ungates")
 EFFECTIVE = tuple(flag for flag in FLAGS if flag.effect or flag.severe_effect)
 EXCLUDED = {name: FLAGS_BY_NAME[name.rstrip("!")].reason for name in _names_of("excludes")}
 
-INVALID, FEW, BIMODAL, SENSITIVE = "invalid!", "n<6", "bimodal", "arrival-sensitive"
+INVALID, FEW, BIMODAL = "invalid!", "n<6", "bimodal"
 UNCONVERGED, OVERSUBSCRIBED, PREEMPTED = "unconverged", "oversubscribed", "preempted"
 INJECTED, WIRE, IMPORTED = "injected", "wire", "imported"
 PREDICTED, COPY, DISPATCH = "predicted", "+copy", "dispatch"

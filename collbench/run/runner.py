@@ -6,13 +6,15 @@ from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVE
 from collbench.core.errors import UsageError
 from collbench.core.feature import load_entries
+from collbench.core.text import format_count, format_size
 from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
-from collbench.run.memory import Room
+from collbench.run.memory import Room, fit_job
 from collbench.suite.case import Case, Skip
 from collbench.suite.measurable import NOT_INSTALLED
 from collbench.suite.policy import Policy
@@ -83,6 +85,25 @@ class Runner(Protocol):
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Emit) -> Trial:
         """The job on a rank; ``emit`` gets at rank 0, now and then, the outcomes so far."""
+
+
+class SizedRunner(Runner, Protocol):
+    """A kind whose subject has a ``label`` and a size in ``nbytes``, and takes ``count_bytes`` of
+    it on each rank beside what the backend takes."""
+
+    def count_bytes(self, subject: Any) -> int:
+        """Bytes of a rank for the subject's data."""
+
+    def fit(self, case: Case, policy: Policy, room: Room, subject: Any) -> Job | Skip:
+        """The job, or that its data does not fit."""
+        job = Job(case, 1, "hot", subject=subject)
+        needed = room.sharers * (room.base + self.count_bytes(subject))
+        size, ranks = format_size(subject.nbytes), format_count(room.sharers, "rank")
+        return fit_job(job, f"{subject.label} of {size} on {ranks}", needed, room)
+
+    def measure_memory(self, job: Job, policy: Policy) -> int:
+        """Bytes that a rank takes."""
+        return backend_info(job.case.backend).rank_bytes + self.count_bytes(job.subject)
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -119,7 +118,7 @@ Ask = Callable[..., list[CheckRow]]
 
 
 @pytest.fixture
-def ask(warm, write_example, tmp_path: Path) -> Ask:
+def ask(warm, write_example) -> Ask:
     """``ask(what, name, *changes)``: the rows of a check of the example with parts of its text
     replaced, or without changes of collbench's own backend of this name."""
 

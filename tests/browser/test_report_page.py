@@ -31,9 +31,6 @@ from collbench.show.document import (
     tone_text,
 )
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-expect = sync_api.expect
-
 Open = Callable[..., Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 SIZES = [8 << 2 * i for i in range(11)]
@@ -216,6 +213,13 @@ def page(visit: Open, place: Path) -> Open:
     return opened
 
 
+def expect(found: Any) -> Any:
+    """Playwright's own, which is there once a browser is."""
+    from playwright import sync_api
+
+    return sync_api.expect(found)
+
+
 def invoked(*args: str) -> Any:
     return CliRunner().invoke(main.app, args)
 
@@ -382,9 +386,7 @@ def test_tables_sort_by_value_and_back(page: Open) -> None:
     head = tab.locator("#bandwidth th").nth(3)
     head.get_by_role("button").press("Enter")
     expect(head).to_have_attribute("aria-sort", "ascending")
-    assert (
-        column(tab, 4)[:12] == ["1.27 ns"] * 8 + ["1.27 µs"] * 4 or column(tab, 4)[0] == "1.27 ns"
-    )
+    assert column(tab, 4)[0] == "1.27 ns"
     scale = {"ns": 1, "µs": 1e3, "ms": 1e6}
     values = [float(number) * scale[unit] for number, unit in map(str.split, column(tab, 4))]
     assert values == sorted(values) != [float(n) * scale[u] for n, u in map(str.split, before)]

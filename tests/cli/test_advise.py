@@ -32,7 +32,6 @@ from collbench.features.advise.types import Cell
 from collbench.records.types import Pairing, RunFile
 from collbench.suite.policy import Policy
 
-RING = ((ALGORITHM, "ring"),)
 SIZES = (1024, 4096, 16384)
 
 

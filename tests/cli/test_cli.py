@@ -46,7 +46,9 @@ def test_aliases_of_nccl_tests_work(bare) -> None:
 
 def test_columns_follow_the_documented_factors(bare) -> None:
     done = bare("all_reduce", "--sizes", "1M", *MODEL, "--format", "csv")
-    for row in csv.DictReader(io.StringIO(done.stdout)):
+    rows = [*csv.DictReader(io.StringIO(done.stdout))]
+    assert done.returncode == 0 and rows
+    for row in rows:
         median = float(row["median"])
         assert float(row["algbw"]) == pytest.approx((1 << 20) / median)
         assert float(row["busbw"]) == pytest.approx((1 << 20) / median * 2 * 3 / 4)
@@ -228,7 +230,7 @@ def test_without_an_ssh_client_its_launcher_says_what_to_install(bare) -> None:
 
 
 @pytest.mark.parametrize("command", ["all_reduce", "pairs", "locate", "order", "overlap"])
-def test_a_plan_over_ssh_needs_no_connection(bare, command: str, tmp_path: Path) -> None:
+def test_a_plan_over_ssh_needs_no_connection(bare, command: str) -> None:
     """Where the backend is named."""
     what = {"order": ["all_reduce"], "overlap": ["all_reduce"]}.get(command, [])
     if command == "overlap":
@@ -477,7 +479,7 @@ def test_a_reader_that_is_gone_ends_nothing_badly(bare, words: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
+def test_runs_are_saved_listed_and_found_by_name(bare) -> None:
     bare("all_reduce", "--sizes", "1K", *MODEL, "--tag", "first")
     bare("barrier", *MODEL)
     listed = bare("runs").stdout

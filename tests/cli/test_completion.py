@@ -102,7 +102,7 @@ def test_where_nothing_fits_bash_is_left_to_complete_files(bare: Server) -> None
         "collbench all_reduce --backend ",
     ],
 )
-def test_completing_loads_nothing_heavy(line: str, tmp_path: Path) -> None:
+def test_completing_loads_nothing_heavy(line: str) -> None:
     """Names of algorithms alone need numpy, as their modules do."""
     given = bash(line)
     done = subprocess.run(

@@ -171,7 +171,7 @@ def test_bad_input_is_told_in_words(inside, args: tuple[str, ...], words: str) -
     assert words in done.stderr and "Traceback" not in done.stderr
 
 
-def test_of_several_machines_one_must_be_named(inside, tmp_path: Path) -> None:
+def test_of_several_machines_one_must_be_named(inside) -> None:
     cases = swept("all_reduce", sizes=[1 << 20])
     with history.open_book() as kept:
         for name in ("node1", "node2"):

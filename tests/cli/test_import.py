@@ -114,7 +114,7 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
             assert r.status == "predicted"
 
 
-def test_shown_as_csv_unknown_columns_are_empty(log: Path, bare, tmp_path: Path) -> None:
+def test_shown_as_csv_unknown_columns_are_empty(log: Path, bare) -> None:
     bare("import", str(log), "-g", "4")
     code = "\n".join(
         [

@@ -16,10 +16,6 @@ from monitoring import lint_metrics, read_samples
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
 MODEL = ("all_reduce", "--sizes", "8,1K", "-g", "4", "--backend", "model")
-needs_pyarrow = pytest.mark.skipif(
-    importlib.util.find_spec("pyarrow") is None,
-    reason="pip install 'collbench[parquet]' has pyarrow",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +65,6 @@ def test_no_draft_is_left_that_node_exporter_would_read(inside: Run, folder: Pat
     assert sorted(path.name for path in folder.glob("*")) == ["home", "x.prom"]
 
 
-@needs_pyarrow
 def test_parquet_is_written_and_replaced_and_anothers_is_not(inside: Run) -> None:
     import pandas as pd
 

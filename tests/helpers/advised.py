@@ -17,6 +17,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Format, choose
 from collbench.features.advise.libraries import Library
+from collbench.features.advise.libraries.mpich import FUNCTIONS as MPICH
 from collbench.features.advise.libraries.nccl import FUNCTIONS, IMPLEMENTED, LIBRARY
 from collbench.features.advise.types import (
     Advice,
@@ -266,3 +267,20 @@ def _draw_rows(luck: random.Random, series: Series, sizes: Sequence[int]) -> Ite
                 ran=msgspec.structs.replace(choice, channels=int(count)) if count else choice,
             )
         start = end + 1
+
+
+def make_mpich_tree() -> dict[str, Any]:
+    """What an MPICH could have built in."""
+    return {
+        f"collective={word}": {
+            "comm_type=intra": {
+                "comm_size=pow2": {f"algorithm=MPIR_{word.capitalize()}_intra_{name}": {}},
+                "comm_size=any": {f"algorithm=MPIR_{word.capitalize()}_intra_nb": {}},
+            },
+            "comm_type=inter": {f"algorithm=MPIR_{word.capitalize()}_inter_flat": {}},
+        }
+        for word, name in (
+            *((each.word.lower(), each.algorithms[0]) for each in MPICH.values()),
+            ("barrier", "smp"),
+        )
+    }

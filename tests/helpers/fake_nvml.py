@@ -7,7 +7,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-GIB = 1 << 30
 UUID = "8932f937-d72c-4106-c12f-20bd9faed9f{}"
 REFUSED = object()  # an answer that is an error
 

@@ -108,7 +108,7 @@ def fake_group(ranks: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def as_model(module: torch.nn.Module, name: str = "made up", tied: bool = False) -> Model:
+def as_model(module: torch.nn.Module) -> Model:
     """The model that a module is. ``layers.N.`` in a parameter's name is its layer."""
     tensors = []
     for at, parameter in module.named_parameters():
@@ -120,10 +120,10 @@ def as_model(module: torch.nn.Module, name: str = "made up", tied: bool = False)
         dtype = NAMES[str(buffer.dtype)[6:]]
         buffers[dtype] = buffers.get(dtype, 0) + buffer.numel()
     return Model(
-        name=name,
+        name="made up",
         tensors=tuple(tensors),
         layers=1 + max(tensor.layer for tensor in tensors),
         dtype="float",
-        tied=tied,
+        tied=False,
         buffers=tuple((count, dtype) for dtype, count in buffers.items()),
     )

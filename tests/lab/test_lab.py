@@ -15,6 +15,7 @@ import psutil
 import pytest
 from marks import long
 from network import SKEW, Host, Lab
+from waiting import wait_for
 
 from collbench.core import algorithms, simulate
 from collbench.core.network import FatTree, Link
@@ -72,13 +73,6 @@ def said(host: Host, *command: str) -> str:
     return subprocess.run(
         host.enter(command), capture_output=True, text=True, check=True, timeout=20
     ).stdout.strip()
-
-
-def wait_for(what, seconds: float = 120) -> None:  # type: ignore[no-untyped-def]
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
 
 
 def test_hosts_have_their_own_of_everything() -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import shells
 from needs import stop_without
 from network import Host, Lab
 from shells import Shells
+from waiting import wait_for
 
 from collbench.records import run_file
 
@@ -34,7 +34,7 @@ def has_sshd() -> None:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+def lab() -> Iterator[Lab]:
     with Lab(hosts=3) as lab:
         yield lab
 
@@ -45,13 +45,6 @@ def commands_on(host: Host) -> list[str]:
         host.enter(["ps", "-A", "-ww", "-o", "args="]), capture_output=True, text=True, check=True
     ).stdout.splitlines()
     return [line for line in lines if "python" in line and "ps -A" not in line]
-
-
-def wait_for(what: Callable[[], object], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
 
 
 def end_command(process: subprocess.Popen[str], number: signal.Signals) -> None:

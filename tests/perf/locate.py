@@ -70,7 +70,7 @@ def trial(
         network = Ports(TEN_GIGABIT, tuple(shares.get(host, 1.0) for host in group))
         rate = (
             SIZE
-            / simulate.predict_seconds(sendrecv(len(group)), network, SIZE)
+            / simulate.cost_schedule(sendrecv(len(group)), network).seconds(SIZE)
             * rng.gauss(1, noise)
         )
         return rate * (1 - rng.uniform(*DISTURBED)) if rng.random() < odd else rate

@@ -32,7 +32,7 @@ def one(collective: str, algorithm: str, n: int, network: str) -> None:
     began = time.perf_counter()
     schedule = algorithms.find_variant(collective, algorithm).schedule(n)
     model = networks.parse_network(network, n, networks.LINKS["ib200"], networks.LINKS["nvlink"])
-    seconds = simulate.predict_seconds(schedule, model, 1 << 30)
+    seconds = simulate.cost_schedule(schedule, model).seconds(1 << 30)
     taken = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
     print(f"{seconds * 1e3:.1f} ms for 1 GiB | {taken:.2f} s | {peak:.0f} MiB", flush=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from needs import need_mpi
 from paths import before
 from played import play_steps
 from relay import Relay, find_agent
@@ -45,6 +46,12 @@ def relay(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rela
     found = Relay(warm, tmp_path_factory.mktemp("relay") / "at")
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def mpi() -> None:
+    """For tests marked ``needs_mpi``."""
+    need_mpi()
 
 
 @pytest.fixture

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
+from needs import needs_mpi
 
-from collbench.core.errors import CollbenchError
 from collbench.records.derive import derive_row
-from collbench.run.launch import mpirun
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand_axes
 
@@ -100,16 +97,8 @@ def test_one_call_that_adds_otherwise_leaves_no_name(measure) -> None:
     assert names[1] == ()
 
 
-def has_mpi() -> bool:
-    try:
-        mpirun.find_mpirun()
-    except CollbenchError:
-        return False
-    return importlib.util.find_spec("mpi4py") is not None
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not has_mpi(), reason="no mpi4py, or no mpirun")
+@needs_mpi
 def test_mpi_adds_as_recursive_doubling_and_what_adds_alike(measure) -> None:
     (case,) = cases(collectives=("all_reduce",), sizes=(1024,), backends=("mpi",))
     (record,) = measure([case], **SETTINGS)

@@ -198,7 +198,7 @@ def test_the_hint_names_a_file_as_a_command_would(folder: Path) -> None:
         assert caught.value.hint == "name an algorithm that the file has, as in ./line.py:NAME"
 
 
-def test_reading_a_run_loads_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_run_loads_no_file(folder: Path) -> None:
     (folder / "line.py").write_text("open('ran', 'w')")
     with pytest.raises(UsageError):
         algorithms.find_variant("all_reduce", "line.py:line")

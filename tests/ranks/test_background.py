@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from needs import need_mpi
 
 from collbench.core.errors import RunBroken
 from collbench.records import run_file
@@ -120,7 +121,7 @@ def test_every_way_of_calling_has_it(
     backend: str, algorithm: str, mode: str, measure: Measure
 ) -> None:
     if backend == "mpi":
-        pytest.importorskip("mpi4py")
+        need_mpi()
     (record,) = measure([case("copy", backend, algorithm=algorithm, mode=mode)], iters=10)
     assert (record.status, record.wrong) == ("ok", 0), record.note
     assert record.background is not None

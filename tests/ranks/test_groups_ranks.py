@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
-from marks import long
+from marks import long, slow
+from needs import needs_mpi
 from paths import before
 from warm import Warm
 
@@ -26,7 +25,6 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand_axes
 
 PLUGINS = Path(__file__).parent / "plugins"
-slow = partial(pytest.param, marks=pytest.mark.slow)
 Lines = tuple[World, list[Record]]
 Divided = Callable[..., Lines]
 
@@ -94,7 +92,7 @@ def test_every_group_has_its_own_data(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py here")
+@needs_mpi
 def test_groups_of_mpi(divided: Divided) -> None:
     cases = swept(
         collectives=("all_reduce", "gather"), backends=("mpi",), algorithms=("native",), roots=(1,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from ports import find_free_port
+from waiting import wait_for
 from warm import Warm
 
 from collbench.features.traces.formats import own
@@ -61,14 +62,7 @@ def job(rank: int, port: int, folder: Path) -> None:
 def meet(folder: Path, what: str, rank: int) -> None:
     """Returns when all others have said so, too."""
     (folder / f"{what} {rank}").touch()
-    wait_for(lambda: len([*folder.glob(f"{what} *")]) == RANKS)
-
-
-def wait_for(there) -> None:  # type: ignore[no-untyped-def]
-    until = time.monotonic() + LIMIT_S
-    while not there():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for(lambda: len([*folder.glob(f"{what} *")]) == RANKS, LIMIT_S)
 
 
 def stands_still(folder: Path) -> bool:
@@ -87,12 +81,10 @@ def stands_still(folder: Path) -> bool:
 def recordings(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of recordings for each way in which one ends."""
     folder = tmp_path_factory.mktemp("recordings")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(find_free_port())
     started = [warm.start(str(rank), port, str(folder), script=__file__) for rank in range(RANKS)]
     try:
-        wait_for(lambda: stands_still(folder / "killed"))
+        wait_for(lambda: stands_still(folder / "killed"), LIMIT_S)
     finally:
         for each in started:
             each.kill()

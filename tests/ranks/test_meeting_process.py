@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import find_free_port
 from warm import Started, Warm
 
 from collbench.run.launch.board import LEAVE_SECONDS
@@ -86,14 +86,9 @@ def start(warm: Warm, tmp_path: Path) -> Start:
     return begin
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as at:
-        return int(at.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_no_rank_waits_for_pythons_lock_of_another(start: Start, tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     released = str(tmp_path / "released")
     ranks = [start(rank, port, released, code=HOLDING) for rank in range(2)]
     ends = [rank.communicate(timeout=100) for rank in ranks]
@@ -104,7 +99,7 @@ def test_no_rank_waits_for_pythons_lock_of_another(start: Start, tmp_path: Path)
 @pytest.mark.slow
 def test_a_rank_0_that_stops_when_all_others_have_left_is_ended(start: Start) -> None:
     """Its launcher would wait for it for ever."""
-    port = free_port()
+    port = find_free_port()
     ranks = [start(rank, port, code=STOPPING) for rank in range(2)]
     ends = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 0], ends
@@ -113,7 +108,7 @@ def test_a_rank_0_that_stops_when_all_others_have_left_is_ended(start: Start) ->
 @pytest.mark.slow
 def test_a_rank_0_that_is_stopped_with_its_launcher_is_a_persons(start: Start) -> None:
     port, shell = (
-        free_port(),
+        find_free_port(),
         "import os, subprocess, signal, sys\np = subprocess.Popen(sys.argv[1:])\n",
     )
     shell += "os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(p.wait())"
@@ -145,7 +140,7 @@ def meeting_of(rank: Started) -> psutil.Process:
 @pytest.mark.slow
 def test_the_process_is_light_and_ends_with_rank_0(start: Start) -> None:
     """Signals to all processes of a terminal or a launcher leave it to rank 0."""
-    rank = start(0, free_port(), "all_reduce", "--no-save")
+    rank = start(0, find_free_port(), "all_reduce", "--no-save")
     process = meeting_of(rank)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
@@ -169,7 +164,7 @@ def of_torchrun(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         own = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
         for name, value in (own | {"TMPDIR": str(tmp_path)}).items():
             monkeypatch.setenv(name, value)
-        return start(rank, free_port(), "all_reduce", "--no-save", *more)
+        return start(rank, find_free_port(), "all_reduce", "--no-save", *more)
 
     return begun
 

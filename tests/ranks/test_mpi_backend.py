@@ -3,7 +3,6 @@ and what breaks."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 from marks import long
+from needs import needs_mpi
 from paths import before
 from relay import Relay
 from test_faults import Started, gone, start_warm
@@ -56,17 +56,7 @@ SWEEP = (
 )
 
 
-def why_not() -> str:
-    if importlib.util.find_spec("mpi4py") is None:
-        return "no mpi4py here: pip install 'collbench[mpi]'"
-    try:
-        mpirun.find_mpirun()
-    except CannotRun as e:
-        return e.message
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+pytestmark = needs_mpi
 
 
 def cases(**axes: object) -> list[Case]:
@@ -341,10 +331,12 @@ def test_calls_left_to_themselves_and_options_keep_data_right(
         "barrier",
     )
     swept = cases(collectives=some, sizes=(4096,), ranks=(2,), modes=("isolated", "streaming"))
-    for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
-        if record.status != "skipped":
-            assert (record.status, record.wrong or 0) == ("ok", 0), (record.case.key, record.note)
-            assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
+    records = measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra)
+    ran = [record for record in records if record.status != "skipped"]
+    assert {record.case.collective for record in ran} == {*some}
+    for record in ran:
+        assert (record.status, record.wrong or 0) == ("ok", 0), (record.case.key, record.note)
+        assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
 
 
 IMPLEMENTATIONS = ["gloo", "ring@gloo", "mpi", "ring@mpi", "ring@shm"]

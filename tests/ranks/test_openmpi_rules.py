@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from advised import advised, row
 from marks import long
+from needs import need_mpi
 
-from collbench.core.errors import CannotRun
 from collbench.features.advise.formats import choose
 from collbench.features.advise.formats.openmpi import FORMATS
 from collbench.features.advise.libraries.openmpi import DYNAMIC, FUNCTIONS, LIBRARY, PREFIX
@@ -97,13 +97,17 @@ def count_defaults(n: int, *collectives: str) -> Messages:
 
 def run_program(name: str, n: int, cases: Sequence[Any], env: dict[str, str]) -> Any:
     """What a program of the helpers prints for each case on ``n`` ranks with these variables."""
-    try:
-        program = mpirun.find_mpirun()
-    except CannotRun as e:
-        pytest.skip(e.reason)
+    need_mpi()
     settings = {**os.environ, **mpirun.SETTINGS, **mpirun.AS_ROOT, **env}
     settings["OMPI_MCA_pml_monitoring_enable"] = "1"
-    command = [program, "-n", str(n), sys.executable, str(HELPERS / name), json.dumps(cases)]
+    command = [
+        mpirun.find_mpirun(),
+        "-n",
+        str(n),
+        sys.executable,
+        str(HELPERS / name),
+        json.dumps(cases),
+    ]
     done = subprocess.run(
         command, env=settings, capture_output=True, text=True, timeout=60, check=False
     )

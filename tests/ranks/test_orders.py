@@ -3,13 +3,13 @@ and planted changes of them, which are seen."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 from marks import long, slow
+from needs import needs_mpi
 
 from collbench.core.algorithms import find_variant, list_algorithms
 from collbench.core.dtypes import DTYPES
@@ -21,8 +21,6 @@ from collbench.features.order.findings import OrderFindings, SizeOrder
 from collbench.features.order.request import SumOrder
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan")
-HAS_MPI = importlib.util.find_spec("mpi4py") is not None
-needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="no mpi4py here: pip install 'collbench[mpi]'")
 FindOrders = Callable[..., list[OrderFindings]]
 Asked = tuple[SumOrder, str]  # with an algorithm
 ONCE = {"places": ("out",), "shifts": (0,), "repeats": 0, "bisect": False}

@@ -3,19 +3,17 @@ seen."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
 
 import pytest
+from needs import needs_mpi
 
 from collbench.core.errors import Exit
 
 pytestmark = pytest.mark.slow
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-HAS_MPI = importlib.util.find_spec("mpi4py") is not None
-needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="no mpi4py here: pip install 'collbench[mpi]'")
 SWEEP = ("all_reduce", "-g", "2", "--sizes", "1M", "--place", "in", "--max-time", "0.1")
 
 

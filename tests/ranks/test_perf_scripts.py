@@ -16,11 +16,10 @@ from typing import NamedTuple
 import network
 import pytest
 import shells
-from needs import stop_without
+from needs import refuse_mpi, stop_without
 from paths import before
 from warm import Warm
 
-from collbench.core.backend_info import backend_info
 from collbench.run.backends._torch_refusal import missing_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +211,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "history": refuse_history,
     "impi": refuse_impi,
     "lab": network.why_not,
-    "mpi": lambda: backend_info("mpi").here(),
+    "mpi": refuse_mpi,
     "sshd": shells.why_not,
     "triton": lambda: "" if importlib.util.find_spec("triton") else "triton is not installed",
     "ucx": lambda: "" if find_ucx() else "no ucx_perftest: libucx's wheel is not installed",

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from experiments import small
 from marks import long
+from needs import need_ray
 from warm import Warm
 
 from collbench.core.errors import Exit
@@ -51,7 +52,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of two nodes with two CPUs each, which have the planted backends."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'collbench[ray]'")
+    need_ray()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -351,7 +352,7 @@ def test_without_g_there_is_a_rank_for_each_cpu_of_the_cluster(cluster: str, cli
 
 
 def test_no_cluster(cli: Cli) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'collbench[ray]'")
+    need_ray()
     done = cli(*on_ray("127.0.0.1:1", *ONCE, "-g", "2"))
     assert (done.returncode, "no Ray cluster at 127.0.0.1:1: " in done.stderr) == (
         Exit.CANNOT_RUN,

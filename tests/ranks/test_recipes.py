@@ -29,7 +29,6 @@ from warm import Warm
 import collbench
 from collbench.cli import main as commands
 from collbench.records import run_file
-from collbench.run.launch import environments
 
 yaml = pytest.importorskip(
     "yaml", reason="manifests are read by PyYAML: pip install 'collbench[test]'"
@@ -431,8 +430,6 @@ def test_commands_in_recipes_are_understood() -> None:
 
 
 def test_rays_command_is_understood() -> None:
-    if "ray" not in environments.NAMES:
-        pytest.skip("--launcher ray is not in this version")
     (words,) = [words for words in called() if "ray" in words]
     understood(*words)
 

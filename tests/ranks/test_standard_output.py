@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import needs_mpi
 from paths import before
 
-from collbench.core.errors import CannotRun
 from collbench.run.launch import mpirun
 
 PATHS = before(Path(__file__).parent / "plugins")
@@ -40,11 +40,9 @@ def test_what_libraries_print_is_no_part_of_the_output(cold) -> None:
 
 
 @pytest.mark.long
+@needs_mpi
 def test_what_libraries_print_is_no_part_of_the_output_under_mpirun() -> None:
-    try:
-        command = (mpirun.find_mpirun(), "-n", "2", sys.executable, "-m", "collbench", *SWEEP)
-    except CannotRun as e:
-        pytest.skip(e.message)
+    command = (mpirun.find_mpirun(), "-n", "2", sys.executable, "-m", "collbench", *SWEEP)
     env = {**os.environ, "PYTHONPATH": PATHS, **mpirun.SETTINGS, **mpirun.AS_ROOT}
     check(
         subprocess.run(command, text=True, capture_output=True, timeout=100, check=False, env=env)

@@ -10,20 +10,16 @@ from pathlib import Path
 
 import pytest
 from marks import long
+from needs import need_mpi
 
-from collbench.core.errors import CannotRun
 from collbench.records import run_file
-from collbench.run.launch import mpirun
 
 SWEEP = "all_reduce --sizes 1K,4K -g 2 -n 5 -w 1 --place in"
 
 
 def sweep_on(backend: str) -> str:
     if backend == "mpi":
-        try:
-            mpirun.find_mpirun()
-        except CannotRun as e:
-            pytest.skip(e.message)
+        need_mpi()
     return f"{SWEEP} --backend {backend}"
 
 

@@ -90,7 +90,7 @@ def test_what_is_bound_ends_with_who_started_it_before_it_has_loaded_anything() 
         assert starter.stdout
         started = psutil.Process(int(starter.stdout.readline()))
         starter.kill()
-        assert started.wait(SOON) is None or not started.is_running()
+        started.wait(SOON)  # raises where it goes on
 
 
 def test_what_is_bound_to_a_parent_that_is_gone_never_begins() -> None:

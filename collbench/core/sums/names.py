@@ -106,7 +106,7 @@ def name_orders(collective: str, n: int, root: int, outputs: Outputs) -> Names:
     trees = _list_trees(joined)
     if collective == "scan" and n > MAX_REFERENCE_RANKS:
         trees = trees[-1:]  # each prefix has its own families, which take n^3
-    pieces = [_name_piece(collective, n, root, tree) for tree in trees]
+    pieces = [_name_piece(n, root, tree) for tree in trees]
     return Names(
         tuple(references),
         tuple(families),
@@ -333,7 +333,7 @@ def _list_ring_references(collective: str, n: int) -> list[Reference]:
     return references
 
 
-def _name_piece(collective: str, n: int, root: int, tree: SumTree) -> PieceNames:
+def _name_piece(n: int, root: int, tree: SumTree) -> PieceNames:
     """A tree of an output with the names of its families: of those over the ranks that it has."""
     count = len(tree.leaves)
     families = _name_tree(tree, count, root if count == n else 0)

@@ -22,7 +22,7 @@ from collbench.core.sums.probes import (
     read_survivors,
     shows_direction,
 )
-from collbench.core.sums.rounding import Rounding, find_rounding, list_divisions
+from collbench.core.sums.rounding import find_rounding
 from collbench.core.sums.swallowing import (
     NoTree,
     Pair,
@@ -192,12 +192,3 @@ def _name_adder(tree: SumTree, low_tree: SumTree, dtype: DType) -> int | None:
     if low_tree != tree:
         return None
     return find_rounding(tree, low_tree, dtype, None).adder
-
-
-def list_roundings(finding: Finding, dtype: DType, op: str) -> list[Rounding]:
-    """The ways in which a reduction may round its sums, by what a search of its order, or of sum's,
-    has found; none where there is no order. A proof tells them apart."""
-    if not finding.tree or not finding.low_tree or finding.reason:
-        return []
-    rounding = find_rounding(finding.tree, finding.low_tree, dtype, finding.adder)
-    return list_divisions(op, rounding)

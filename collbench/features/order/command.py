@@ -143,36 +143,21 @@ def order(options: OrderOptions) -> None:
     which algorithms add alike. A recorded run is shown again.
     """
     from collbench.cli import outputs
+    from collbench.cli.options import find_subject
     from collbench.features.order.requirements import parse_requirements
+    from collbench.features.order.rows import REDUCING
     from collbench.records import run_file, store
 
     outputs.check_outputs(options.output_format, (), FORMATS)
     requirements = parse_requirements(options.require or [])
     like = run_file.read_file(store.find_run(options.like)) if options.like else None
-    if isinstance(what := _find_subject(options.what), Path):
+    if isinstance(what := find_subject(options.what, REDUCING), Path):
         file = run_file.read_file(what)
         raise typer.Exit(_show_run(file, requirements, like, options.output_format))
     asked = make_order(what, options)
     if options.saving.dry_run:
         raise typer.Exit(_show_plan(asked))
     raise typer.Exit(_run_order(asked, requirements, like, options.output_format))
-
-
-def _find_subject(what: str) -> str | Path:
-    """The collective of that name, or where the run of that name lies. Raises UsageError."""
-    from collbench.core.collectives import COLLECTIVES, find_collective
-    from collbench.core.text import suggest_name
-    from collbench.features.order.rows import REDUCING
-    from collbench.records import store
-
-    try:
-        return find_collective(what).name
-    except UsageError:
-        try:
-            return store.find_run(what)
-        except UsageError as e:
-            hint = suggest_name(what, COLLECTIVES) or f"one of {', '.join(REDUCING)}"
-            raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 
 def _run_order(

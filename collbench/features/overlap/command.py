@@ -86,13 +86,15 @@ def overlap(options: OverlapOptions) -> None:
         add_budget,
         change_suite,
         choose_groups,
+        find_subject,
         read_save_options,
     )
+    from collbench.core.collectives import COLLECTIVES
     from collbench.records import run_file
     from collbench.run.order import Order
 
     outputs.check_outputs(options.output_format, (), FORMATS)
-    if isinstance(subject := _find_subject(options.what), Path):
+    if isinstance(subject := find_subject(options.what, COLLECTIVES), Path):
         raise typer.Exit(_show_run(run_file.read_digest(subject), options.output_format))
     launcher = options.where.launcher
     source = options.where.find_source()
@@ -159,22 +161,6 @@ def make_suite(name: str, options: OverlapOptions, rule: str = "") -> Suite:
         groups=groups.normalise_rule(rule) if rule else "",
     )
     return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=options.timeout))
-
-
-def _find_subject(what: str) -> str | Path:
-    """The collective of that name, or where the run of that name lies. Raises UsageError."""
-    from collbench.core.collectives import COLLECTIVES, find_collective
-    from collbench.core.text import suggest_name
-    from collbench.records import store
-
-    try:
-        return find_collective(what).name
-    except UsageError as unknown:
-        try:
-            return store.find_run(what)
-        except UsageError as e:
-            hint = suggest_name(what, COLLECTIVES) or unknown.hint
-            raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 
 def _show_run(file: RunFile, output_format: str) -> Exit:

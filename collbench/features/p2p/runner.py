@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info, list_infos
-from collbench.core.text import format_count, format_size
 from collbench.features.p2p.layout import measure_buffers
 from collbench.features.p2p.measurable import Transfer
 from collbench.features.p2p.patterns import MAX_RATE_BYTES
 from collbench.run import collectives
 from collbench.run.jobs import Job
-from collbench.run.memory import PAGE, Room, fit_job
-from collbench.run.runner import Runner
-from collbench.suite.case import Case, Skip
+from collbench.run.memory import PAGE
+from collbench.run.runner import SizedRunner
+from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collbench.run.rank.bench import Bench, Sites
 
 
-class _TransferRunner(Runner):
+class _TransferRunner(SizedRunner):
     is_repeatable = True
     remedy = "smaller sizes (-e) or windows take less"
 
@@ -46,20 +45,9 @@ class _TransferRunner(Runner):
         """That of all messages."""
         return [job.case.dtype]
 
-    def fit(self, case: Case, policy: Policy, room: Room, subject: Transfer) -> Job | Skip:
-        """The job, or that its messages do not fit."""
-        job = Job(case, 1, "hot", subject=subject)
-        needed = room.sharers * (room.base + self._count_bytes(subject))
-        size, ranks = format_size(subject.nbytes), format_count(room.sharers, "rank")
-        return fit_job(job, f"{subject.label} of {size} on {ranks}", needed, room)
-
-    def _count_bytes(self, subject: Transfer) -> int:
+    def count_bytes(self, subject: Transfer) -> int:
         """Bytes of a rank's buffers, and as many that the library may copy them to."""
         return 2 * measure_buffers(subject) + PAGE
-
-    def measure_memory(self, job: Job, policy: Policy) -> int:
-        """Bytes that a rank takes."""
-        return backend_info(job.case.backend).rank_bytes + self._count_bytes(job.subject)
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds of a round."""

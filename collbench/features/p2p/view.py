@@ -55,7 +55,6 @@ COLUMNS = (
     Column("N", priority=3),
     Column("flags", "cut"),
 )
-OPTIONAL = ("backend", "ranks", "pairs", "setting")  # columns only where rows differ
 MEANINGS = {
     "ping-pong": "half of a round trip",
     "one-way": "from the sender's call until it has the receiver's acknowledgement",

@@ -52,7 +52,6 @@ class ProveOptions:
 
 def prove(options: ProveOptions) -> None:
     """Prove algorithms right, by counting contributions of ranks."""
-    from collbench.core import algorithms
     from collbench.core.collectives import COLLECTIVES, find_collective
     from collbench.show import terminal
 
@@ -63,12 +62,8 @@ def prove(options: ProveOptions) -> None:
         return _show_orders(options, numbers)
     wrong = right = 0
     for owner in [find_collective(options.name).name] if options.name else COLLECTIVES:
-        chosen = (
-            [algorithms.find_variant(owner, options.algorithm)]
-            if options.algorithm
-            else map(algorithms.Variant, algorithms.list_algorithms(owner))
-        )
-        proofs = [_prove_variant(variant, numbers, options.root) for variant in chosen]
+        variants = _list_variants(owner, options.algorithm)
+        proofs = [_prove_variant(variant, numbers, options.root) for variant in variants]
         head = ("algorithm", "right for n =", "wrong for n =", "hazards", "paper")
         lines = [
             line
@@ -88,9 +83,17 @@ def prove(options: ProveOptions) -> None:
         raise typer.Exit(Exit.WRONG_DATA if wrong else Exit.NO_VERDICT)
 
 
+def _list_variants(collective: str, algorithm: str | None) -> list[Variant]:
+    """The algorithm of that name; without one all of the collective."""
+    from collbench.core import algorithms
+
+    if algorithm:
+        return [algorithms.find_variant(collective, algorithm)]
+    return [algorithms.Variant(row) for row in algorithms.list_algorithms(collective)]
+
+
 def _show_orders(options: ProveOptions, numbers: Sequence[int]) -> None:
     """Print the trees along which algorithms add."""
-    from collbench.core import algorithms
     from collbench.core.collectives import COLLECTIVES, find_collective
     from collbench.features.study import orders
     from collbench.show import terminal
@@ -106,11 +109,7 @@ def _show_orders(options: ProveOptions, numbers: Sequence[int]) -> None:
         raise UsageError(f"{owner} adds nothing", f"one of {', '.join(reducing)}")
     total = 0
     for name in [owner] if owner else reducing:
-        variants = (
-            [algorithms.find_variant(name, options.algorithm)]
-            if options.algorithm
-            else map(algorithms.Variant, algorithms.list_algorithms(name))
-        )
+        variants = _list_variants(name, options.algorithm)
         root = int(options.root or 0)
         rows = [row for variant in variants for row in orders.list_rows(variant, numbers, root)]
         terminal.print_blocks(terminal.make_listing(name, orders.HEADS, rows), "")

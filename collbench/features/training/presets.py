@@ -36,8 +36,6 @@ class Pattern(NamedTuple):
 
 
 DEEPSPEED = "arXiv 1910.02054; DeepSpeed edaa722"
-MEGATRON = "Megatron-LM d98e8a64"
-DEEPEP = "DeepEP dd758ca"
 
 PATTERNS: dict[str, Pattern] = {
     "ddp": Pattern(
@@ -66,15 +64,15 @@ PATTERNS: dict[str, Pattern] = {
     ),
     "megatron": Pattern(
         "tensor, sequence, context, pipeline and data parallelism on one grid",
-        *(model.megatron, Megatron, MEGATRON),
+        *(model.megatron, Megatron, model.SOURCE),
     ),
     "moe": Pattern(
         "the same with experts on the ranks of ep",
-        *(experts.moe, experts.Moe, f"{MEGATRON}; {DEEPEP}"),
+        *(experts.moe, experts.Moe, f"{model.SOURCE}; {experts.DEEPEP}"),
     ),
     "deepep": Pattern(
         "an exchange of tokens with experts, there and back",
-        *(experts.deepep, experts.Exchange, DEEPEP),
+        *(experts.deepep, experts.Exchange, experts.DEEPEP),
     ),
     "powersgd": Pattern(
         "DDP with PowerSGD: three small all_reduces a bucket",

@@ -147,12 +147,12 @@ class Checker:
             -1 if self.case.type.kind == "float" else torch.iinfo(self.bits).min
         )
 
-    def fill_recv(self, buffer: torch.Tensor, slot: int = 0) -> None:
+    def fill_recv(self, buffer: torch.Tensor) -> None:
         """Writes what this rank must receive."""
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
         for span in _list_spans(pieces):
-            expected = self._read_span(span, slot, self._expected[span.piece.ranks])
+            expected = self._read_span(span, 0, self._expected[span.piece.ranks])
             span.view_in(view).copy_(expected)
 
     def check_recv(self, buffer: torch.Tensor, slot: int = 0) -> Checked:

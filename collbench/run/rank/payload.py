@@ -80,19 +80,6 @@ def find_place(seed: int, slot: int, stream: int, window: int) -> int:
     return at ^ at >> 9
 
 
-def list_scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:
-    """The scenario, an int32, that each element ``start .. start + length`` plays. ``slot`` is the
-    buffer among those that take turns; ``stream`` the sending rank's where data is copied."""
-    parts = [np.empty(0, np.int32)]
-    while length > 0:
-        window, low = divmod(start, WINDOW)
-        high = min(WINDOW, low + length)
-        place = find_place(seed, slot, stream, window)
-        parts.append(list_places()[place + low : place + high])
-        start, length = start + high - low, length - (high - low)
-    return np.concatenate(parts)
-
-
 class _Random:
     """Random numbers that depend on the key alone, never on numpy's version: all hosts must draw
     the same."""

@@ -12,7 +12,7 @@ from collbench.core.dtypes import OPS, premul_factor
 from collbench.core.errors import UsageError
 
 START = [np.array([1 + 2 * r, 2 + 2 * r]) for r in range(4)]
-SUM, NOTHING = OPS["sum"].combine, OPS["sum"].combine
+SUM = OPS["sum"].combine
 
 
 def result(name: str, inputs, op=SUM, root: int = 0) -> list[object]:

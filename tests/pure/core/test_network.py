@@ -119,7 +119,7 @@ def test_without_messages_nothing_takes_time() -> None:
 def test_neighbours_on_a_ring_are_as_near_as_on_a_flat_network(n: int) -> None:
     schedule = algorithms.find_variant("all_reduce", "ring").schedule(n)
     flat, ring = (
-        simulate.predict_seconds(schedule, network, 1e6)
+        simulate.cost_schedule(schedule, network).seconds(1e6)
         for network in (Network(LINK), Torus(LINK, (n,)))
     )
     assert ring == pytest.approx(flat, rel=1e-12)
@@ -129,10 +129,10 @@ def test_far_partners_share_the_wires_of_a_ring() -> None:
     """Recursive doubling at distance 4 among 8: every rank sends forwards, 4 messages on each
     wire."""
     schedule = algorithms.find_variant("all_reduce", "recursive_doubling").schedule(8)
-    on_ring = simulate.predict_seconds(schedule, Torus(Link(0, 1, 0), (8,)), 1)
+    on_ring = simulate.cost_schedule(schedule, Torus(Link(0, 1, 0), (8,))).seconds(1)
     assert on_ring == pytest.approx(1 + 2 + 4)
     swing = algorithms.find_variant("all_reduce", "swing_latency").schedule(8)
-    assert simulate.predict_seconds(swing, Torus(Link(0, 1, 0), (8,)), 1) < on_ring
+    assert simulate.cost_schedule(swing, Torus(Link(0, 1, 0), (8,))).seconds(1) < on_ring
 
 
 @pytest.mark.parametrize(("nodes", "group"), [(2, 2), (3, 4), (8, 8), (5, 3)])
@@ -142,7 +142,7 @@ def test_hierarchical_meets_its_closed_form_on_two_levels(nodes: int, group: int
     rounds = 2 * (group - 1) * INSIDE.alpha + 2 * (nodes - 1) * LINK.alpha
     wire = 2 * (group - 1) / group * INSIDE.beta + 2 * (nodes - 1) / n * LINK.beta
     adding = (group - 1) / group * INSIDE.gamma + (nodes - 1) / n * LINK.gamma
-    found = simulate.predict_seconds(schedule, TwoLevel(LINK, INSIDE, group), size)
+    found = simulate.cost_schedule(schedule, TwoLevel(LINK, INSIDE, group)).seconds(size)
     assert found == pytest.approx(rounds + size * (wire + adding), rel=1e-12)
 
 
@@ -150,8 +150,8 @@ def test_an_oversubscribed_tree_slows_what_leaves_the_leaf() -> None:
     # one message leaves each leaf of 4
     schedule = algorithms.find_variant("sendrecv", "direct").schedule(8)
     wire = Link(0, 1, 0)
-    assert simulate.predict_seconds(schedule, FatTree(wire, 4, 1.0), 1) == pytest.approx(1)
-    assert simulate.predict_seconds(schedule, FatTree(wire, 4, 8.0), 1) == pytest.approx(2)
+    assert simulate.cost_schedule(schedule, FatTree(wire, 4, 1.0)).seconds(1) == pytest.approx(1)
+    assert simulate.cost_schedule(schedule, FatTree(wire, 4, 8.0)).seconds(1) == pytest.approx(2)
 
 
 def test_bounds_hold_on_every_network() -> None:

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core import algorithms, simulate, splits
-from collbench.core import network as networks
 from collbench.core import text as text_
 from collbench.core.algorithms import count_doublings
 from collbench.core.algorithms.all_reduce import find_power_of_two
@@ -86,7 +85,7 @@ def test_counts_and_times_are_those_of_a_plain_loop_over_moves(collective: str, 
             schedule = variant.schedule(n, root, 40.0)
             for nbytes in (0.0, 100.0, 1e5):
                 counts, seconds = plainly(schedule, nbytes)
-                assert simulate.predict_seconds(schedule, FLAT, nbytes) == pytest.approx(
+                assert simulate.cost_schedule(schedule, FLAT).seconds(nbytes) == pytest.approx(
                     seconds, rel=1e-12
                 )
             assert simulate.count_costs(schedule) == counts
@@ -320,7 +319,7 @@ def test_steps_are_told_apart_by_value_not_by_identity() -> None:
     assert [times for _, times in simulate.list_step_messages(schedule)] == [2, 1, 1, 1, 1, 1, 1, 1]
     counts, seconds = plainly(schedule, 1e4)
     assert simulate.count_costs(schedule) == counts
-    assert simulate.predict_seconds(schedule, FLAT, 1e4) == pytest.approx(seconds, rel=1e-12)
+    assert simulate.cost_schedule(schedule, FLAT).seconds(1e4) == pytest.approx(seconds, rel=1e-12)
 
 
 def test_a_stream_is_read_once_and_never_held() -> None:
@@ -454,14 +453,16 @@ def test_crossovers_find_a_third_that_wins_in_between() -> None:
 def test_worked_figures() -> None:
     """1 TB over 200 Gb/s takes 40 s; 175e9 parameters are 700 GB of gradients, of which a ring
     moves 2(n-1)/n."""
-    moved = simulate.predict_seconds(
-        scheduled("sendrecv", "direct", 2), Network(LINKS["ib200"]), 1e12
-    )
+    moved = simulate.cost_schedule(
+        scheduled("sendrecv", "direct", 2), Network(LINKS["ib200"])
+    ).seconds(1e12)
     assert moved == pytest.approx(40, rel=1e-6)
     gradients = 175e9 * 4
     assert gradients == 700e9
     wire = LINKS["ib200"]._replace(gamma=0.0)
-    ring = simulate.predict_seconds(scheduled("all_reduce", "ring", 8), Network(wire), gradients)
+    ring = simulate.cost_schedule(scheduled("all_reduce", "ring", 8), Network(wire)).seconds(
+        gradients
+    )
     assert ring == pytest.approx(2 * 7 / 8 * 28, rel=1e-4)
 
 
@@ -470,7 +471,7 @@ def test_a_pipelined_ring_broadcast_tends_to_size_over_bandwidth() -> None:
     k, bandwidth, size = 8, 2e9, 1e8
     for pieces in (1, 6, 60, 6000):
         schedule = scheduled("broadcast", f"chain:segments={pieces}", k)
-        found = simulate.predict_seconds(schedule, Network(Link(0, 1 / bandwidth, 0)), size)
+        found = simulate.cost_schedule(schedule, Network(Link(0, 1 / bandwidth, 0))).seconds(size)
         assert found == pytest.approx(size * (pieces + k - 2) / (pieces * bandwidth), rel=1e-12)
     assert found == pytest.approx(size / bandwidth, rel=2e-3)
 
@@ -478,7 +479,7 @@ def test_a_pipelined_ring_broadcast_tends_to_size_over_bandwidth() -> None:
 def test_a_centre_is_the_bottleneck_that_a_ring_avoids() -> None:
     n, size = 64, 1e9
     central, ring = (
-        simulate.predict_seconds(scheduled("all_reduce", name, n), FLAT, size)
+        simulate.cost_schedule(scheduled("all_reduce", name, n), FLAT).seconds(size)
         for name in ("central", "ring")
     )
     assert central / ring > 0.9 * n
@@ -537,9 +538,9 @@ def test_predict_takes_the_link_from_a_recorded_run(tmp_path: Path) -> None:
     )
     assert "predicted" in whole["about"] and "ring@model on 4" in whole["about"]
     for row in whole["predictions"]:
-        seconds = simulate.predict_seconds(
-            scheduled("all_gather", "ring", 64), Network(_model.TEN_GIGABIT), row["size"]
-        )
+        seconds = simulate.cost_schedule(
+            scheduled("all_gather", "ring", 64), Network(_model.TEN_GIGABIT)
+        ).seconds(row["size"])
         assert row["time_ns"] == pytest.approx(seconds * 1e9, rel=0.01)
 
 
@@ -554,9 +555,9 @@ def test_predict_writes_rows_for_programs() -> None:
     ):
         assert {key: str(value) for key, value in row.items()} == line
         assert row["status"] == "predicted"
-        seconds = simulate.predict_seconds(
-            scheduled("all_gather", row["algorithm"], 8), Network(LINKS["ib200"]), row["size"]
-        )
+        seconds = simulate.cost_schedule(
+            scheduled("all_gather", row["algorithm"], 8), Network(LINKS["ib200"])
+        ).seconds(row["size"])
         assert row["time_ns"] == pytest.approx(seconds * 1e9)
         assert row["busbw"] == pytest.approx(row["size"] / seconds / 1e9 * 7 / 8)
         assert row["time_ns"] >= row["bound_ns"]
@@ -630,7 +631,7 @@ def test_the_model_backend_simulates_reference_algorithms() -> None:
         one = record.case
         schedule = scheduled(one.collective, one.algorithm, one.n, one.root)
         assert record.times_ns == [
-            round(simulate.predict_seconds(schedule, network, one.size) * 1e9)
+            round(simulate.cost_schedule(schedule, network).seconds(one.size) * 1e9)
         ]
         assert one.algorithm in record.note
     (native,) = records[1].times_ns
@@ -658,7 +659,9 @@ def test_uneven_blocks_are_simulated_with_their_lengths(tmp_path: Path) -> None:
     assert even < found
     assert math.isclose(
         even,
-        simulate.predict_seconds(scheduled("all_to_allv", "pairwise", 5), Network(link), 100_000),
+        simulate.cost_schedule(scheduled("all_to_allv", "pairwise", 5), Network(link)).seconds(
+            100_000
+        ),
     )
 
 
@@ -667,7 +670,3 @@ def test_the_model_backend_says_when_a_world_is_too_large() -> None:
         _model.Model(FLAT).seconds(case(n=1 << 16, algorithm="one_shot"))
     with pytest.raises(UsageError, match="power of two"):
         _model.Model(FLAT).seconds(case(algorithm="swing"))
-
-
-def test_link_classes_are_documented_in_the_help() -> None:
-    assert all(name in networks.LINK_GRAMMAR for name in LINKS)

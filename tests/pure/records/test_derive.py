@@ -440,7 +440,7 @@ def test_what_depends_on_arrival_shows_both_medians(
     assert (row.control is None) is (not control)
     # only what no program sees decides nothing
     flagged = sensitive and mode == "isolated"
-    assert (flags.SENSITIVE in row.flags, row.gateable) == (flagged, not flagged)
+    assert ("arrival-sensitive" in row.flags, row.gateable) == (flagged, not flagged)
 
 
 def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() -> None:
@@ -448,7 +448,7 @@ def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() 
     record = measured([20_000] * 30, inner=20, control_ns=[3000] * 20, control_inner=10)
     row = derive.derive_row(msgspec.structs.replace(record, case=case))
     assert row is not None and (row.times.median, row.control) == (1000, 300)
-    assert not row.sensitive and flags.SENSITIVE not in row.flags
+    assert not row.sensitive and "arrival-sensitive" not in row.flags
 
 
 def apart(whole: list[int], together: list[int]) -> derive.Derived:

@@ -163,7 +163,7 @@ def test_a_file_without_a_run_is_told(tmp_path: Path) -> None:
         run_file.read_digest(path)
 
 
-def test_lateness_stands_in_the_row(tmp_path: Path) -> None:
+def test_lateness_stands_in_the_row() -> None:
     case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
     record = Record(
         case=case, status="ok", times_ns=[150] * 9, per_rank=[[150] * 9, [100] * 9], inner=3
@@ -436,7 +436,7 @@ def test_the_unique_end_of_an_id_names_a_run(
 
 
 def test_a_folder_of_runs_that_cannot_be_read_is_not_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(folder: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))

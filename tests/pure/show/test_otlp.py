@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from factories import case, make_file, record, sized
+from needs import stop_without
 
 from collbench.features.health.checks import table as checks
 from collbench.features.health.views import health
@@ -129,7 +130,7 @@ def test_the_faults_of_a_line_are_found() -> None:
 
 def test_opentelemetrys_own_messages_take_every_line() -> None:
     if importlib.util.find_spec("opentelemetry") is None:
-        pytest.skip("needs pip install opentelemetry-proto")
+        stop_without("opentelemetry", "pip install 'collbench[test]' has opentelemetry-proto")
     from google.protobuf import json_format
     from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 

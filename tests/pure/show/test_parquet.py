@@ -14,11 +14,6 @@ from collbench.records.columns import COLUMNS
 from collbench.records.rows import make_frame
 from collbench.show import parquet
 
-needs_pyarrow = pytest.mark.skipif(
-    importlib.util.find_spec("pyarrow") is None,
-    reason="pip install 'collbench[parquet]' has pyarrow",
-)
-
 
 def test_without_pyarrow_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -27,7 +22,6 @@ def test_without_pyarrow_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert raised.value.hint == "pip install 'collbench[parquet]'"
 
 
-@needs_pyarrow
 def test_a_table_comes_back_as_it_is() -> None:
     file = night(change=lambda one: one)
     file = make_file(
@@ -42,7 +36,6 @@ def test_a_table_comes_back_as_it_is() -> None:
     assert (back.dtypes[numbers] == frame.dtypes[numbers]).all()
 
 
-@needs_pyarrow
 def test_what_is_missing_is_null_and_not_0() -> None:
     from pyarrow import parquet as pq
 
@@ -52,7 +45,6 @@ def test_what_is_missing_is_null_and_not_0() -> None:
     assert row["status"] == "failed"
 
 
-@needs_pyarrow
 def test_the_file_says_what_its_columns_are() -> None:
     from pyarrow import parquet as pq
 
@@ -66,7 +58,6 @@ def test_the_file_says_what_its_columns_are() -> None:
     assert parquet.MARK.encode() in data[-(1 << 20) :]
 
 
-@needs_pyarrow
 def test_a_run_of_nothing_is_an_empty_table() -> None:
     back = pd.read_parquet(io.BytesIO(parquet.render_parquet([make_file([])])))
     assert back.shape == (0, len(COLUMNS))

@@ -524,7 +524,7 @@ def test_what_a_budget_left_no_time_for_is_named() -> None:
     assert "dropped: 8 MiB (x2), 1 MiB" in text and "3 skipped: dropped for" in text
 
 
-def test_a_case_measured_again_keeps_its_line(tmp_path: Path) -> None:
+def test_a_case_measured_again_keeps_its_line() -> None:
     first = measured(a_case(nbytes=8), 10_000)
     second = measured(a_case(nbytes=8), 20_000, again=True)
     table = shown([first, second], cases=[first[0].case])

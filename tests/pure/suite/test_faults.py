@@ -3,9 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import msgspec
 import pytest
 import torch
@@ -16,6 +13,7 @@ from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.records import derive
 from collbench.records.flags import FLAGS_BY_NAME, UNGATED
 from collbench.run.backends import Call
+from collbench.run.rank import calls
 from collbench.run.rank.calls import Planted
 from collbench.run.refusal import refuse_case
 from collbench.suite import faults as inject
@@ -95,24 +93,41 @@ def test_neither_predictions_nor_graphs_take_faults() -> None:
         assert "planted" in refuse_case(other, Policy(inject="drop:1"))
 
 
-def took(*faults: Fault, call: Callable[[], object], times: int = 1) -> float:
-    made = Planted(list(faults), 1, lambda: None).within(Call(call, lambda: None), torch.zeros(4))
-    assert made.submit is None and made.waits
-    began = time.perf_counter()
-    for _ in range(times):
+class Clock:
+    """Time passes where somebody sleeps, and a little where somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        self.now += 1e-5
+        return self.now
+
+
+def test_slow_is_longer_by_the_share_and_late_is_not_in_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(calls, "time", clock)
+
+    def measure(*faults: Fault) -> tuple[float, float]:
+        """The seconds by which a rank comes late to a call of 20 ms, and those of its call."""
+        planted = Planted(list(faults), 1, lambda: None)
+        made = planted.within(Call(lambda: clock.sleep(0.02), lambda: None), torch.zeros(4))
+        assert made.submit is None and made.waits
+        began = clock.now
+        planted.tarry()
+        started = clock.now
         made.run()
-    return time.perf_counter() - began
+        return started - began, clock.now - started
 
-
-def test_slow_is_longer_by_the_share_and_late_is_not_in_the_call() -> None:
-    def nap() -> None:
-        time.sleep(0.02)
-
-    assert took(Fault("slow-rank", 0, 1.0), call=nap) >= 0.04
-    assert took(Fault("slow-rank", 0, 1.0), Fault("slow-rank", 0, 1.0), call=nap) >= 0.06
-    began = time.perf_counter()
-    Planted([Fault("late", 0, 0.03)], 1, lambda: None).tarry()
-    assert time.perf_counter() - began >= 0.03
+    slow, late = Fault("slow-rank", 0, 1.0), Fault("late", 0, 0.03)
+    assert measure(slow) == pytest.approx((0, 0.04), abs=1e-3)
+    assert measure(slow, slow) == pytest.approx((0, 0.06), abs=1e-3)
+    assert measure(late) == pytest.approx((0.03, 0.02), abs=1e-3)
 
 
 def test_a_flipped_bit_is_in_what_the_first_call_received() -> None:

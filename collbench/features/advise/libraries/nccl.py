@@ -24,21 +24,25 @@ FUNCTIONS = {
     "all_gather": "allgather",
     "reduce_scatter": "reducescatter",
 }
-THREE = ("LL", "LL128", "Simple")
-GATHERING = {"Ring": THREE, "CollNetDirect": ("Simple",), "NVLS": ("Simple",), "PAT": ("Simple",)}
+GATHERING = {
+    "Ring": PROTOCOLS,
+    "CollNetDirect": ("Simple",),
+    "NVLS": ("Simple",),
+    "PAT": ("Simple",),
+}
 
 # what NCCL has implemented: by collective, the protocols of each algorithm
 IMPLEMENTED: dict[str, dict[str, tuple[str, ...]]] = {
     "all_reduce": {
-        "Tree": THREE,
-        "Ring": THREE,
+        "Tree": PROTOCOLS,
+        "Ring": PROTOCOLS,
         "CollNetDirect": ("Simple",),
         "CollNetChain": ("Simple",),
         "NVLS": ("Simple",),
         "NVLSTree": ("Simple",),
     },
-    "broadcast": {"Ring": THREE},
-    "reduce": {"Ring": THREE},
+    "broadcast": {"Ring": PROTOCOLS},
+    "reduce": {"Ring": PROTOCOLS},
     "all_gather": GATHERING,
     "reduce_scatter": GATHERING,
 }

@@ -78,7 +78,7 @@ def make_certificate(
     sections = [
         _limits_section(acceptance),
         _untested_section(acceptance.untested),
-        _origin_section(provenance, files),
+        _origin_section(provenance),
         *(report.sections if report else [machines.make_section(view)]),
     ]
     hosts = ", ".join(acceptance.hosts[:3]) + " …" * (len(acceptance.hosts) > 3)
@@ -196,7 +196,7 @@ def _untested_section(untested: Sequence[Untested]) -> Section:
     )
 
 
-def _origin_section(provenance: Provenance, files: Sequence[RunFile]) -> Section:
+def _origin_section(provenance: Provenance) -> Section:
     lines = [
         Line((file.kind, plain_line(file.name), f"{file.nbytes:,}", file.digest))
         for file in provenance.files

@@ -97,7 +97,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
     )
     return Verdict(
         state=state,
-        summary=plain_line(_summarise(fleet, state, findings)),
+        summary=plain_line(_summarise(fleet, state)),
         findings=findings,
         checks=_list_checks(fleet),
         runs=fleet.runs,
@@ -108,7 +108,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
     )
 
 
-def _summarise(fleet: Fleet, state: State, findings: Sequence[Finding]) -> str:
+def _summarise(fleet: Fleet, state: State) -> str:
     odd = fleet.odd
     total = len(fleet.nodes) + len(fleet.unnamed)
     judged = f"{len(fleet.judged):,} of {format_count(total, 'node')} judged"

@@ -134,7 +134,7 @@ def make_efficiency(view: View) -> Section | None:
         name="efficiency",
         title="Efficiency",
         sentences=sentences,
-        figures=_draw_shares(view, merits),
+        figures=_draw_shares(merits),
         tables=[_merits_table(view, judged_merits), _links_table(view, stick.constants)],
         closing=[MEANT],
     )
@@ -376,7 +376,7 @@ def _link_line(view: View, constants: Constants) -> Line:
     return Line((name, source, *cells), about)
 
 
-def _draw_shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
+def _draw_shares(merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
     """Link and bound efficiency against size, a figure each as ``merge_groups`` has it."""
     by_line = {
         (row_series.run, row_series.case, row_series.points[0].predicted): series_merits

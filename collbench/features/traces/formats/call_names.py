@@ -262,7 +262,7 @@ def _interpret_call(kind: str, call: Said, n: int, size: int) -> dict[str, objec
     if kind in POINT_TO_POINT:
         return {"kind": kind, "nbytes": _refuse_large(max(given, got) * size), "peer": call.peer}
     if kind.startswith("all_to"):
-        return _interpret_exchange(kind, call, n, size)
+        return _interpret_exchange(call, n, size)
     part, total = (given, got) if kind in ("all_gather", "gather") else (got, given)
     if kind in WHOLES:
         elements = max(given, got)
@@ -281,7 +281,7 @@ def _interpret_call(kind: str, call: Said, n: int, size: int) -> dict[str, objec
 WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
 
 
-def _interpret_exchange(kind: str, call: Said, n: int, size: int) -> dict[str, object]:
+def _interpret_exchange(call: Said, n: int, size: int) -> dict[str, object]:
     """What an all_to_all sends to each member: as much, or as its splits say; where they are not
     told, blocks that cannot be equal are unknown."""
     most = max(call.given, call.got)

@@ -41,7 +41,6 @@ from collbench.survive.encoding import encode_json
 
 FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
-ENDINGS = (".jsonl", ".jsonl.gz")
 MOST_CALLS = 2_000_000  # of a rank
 LONGEST = 1000  # characters of a string
 ONE_JOB = "give files of one job; an earlier one may have left its own in the folder"

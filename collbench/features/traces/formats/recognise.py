@@ -98,7 +98,7 @@ def _refuse_always(path: Path, request: _Asked) -> Told:
     raise AssertionError(path)
 
 
-def _is_pickle(start: bytes, path: Path) -> bool:
+def _is_pickle(start: bytes) -> bool:
     return start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
@@ -135,7 +135,7 @@ FORMS = {
     ),
     "flight": Form(
         "PyTorch flight recorder dump",
-        lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
+        lambda start, path: _is_pickle(start) or FLIGHT_JSON(start, path),
         _read_flight,
     ),
     "et": Form(

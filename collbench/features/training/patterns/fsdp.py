@@ -145,7 +145,7 @@ class Fsdp2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 HSDP = {"shard": ("again", "rest"), "replicate": ("replicate",)}
 
 
-def _arrange_groups(on: Ahead, dp: int, options: Fsdp2) -> dict[str, Groups]:
+def _arrange_groups(on: Ahead, options: Fsdp2) -> dict[str, Groups]:
     """The groups, and who gathers in which of them."""
     reshard = options.reshard_after_forward
     again = reshard if isinstance(reshard, int) else on.shards
@@ -181,7 +181,7 @@ def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
     root = by_layer.pop(OUTSIDE, [])
     on = Ahead(model, layout, [by_layer[n] for n in sorted(by_layer)], size, (params, reduced))
     on.root, on.shards, on.replicas = root, shards, options.replicas
-    groups = _arrange_groups(on, layout.dp, options)
+    groups = _arrange_groups(on, options)
     for micro in range(layout.micro_batches):
         on.forward()
         on.backward(not options.no_sync or micro == layout.micro_batches - 1)

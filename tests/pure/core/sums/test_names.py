@@ -376,12 +376,9 @@ def test_a_reduce_from_rank_0_says_so() -> None:
 # what has no name
 
 
-def test_an_unknown_order_is_told_as_a_tree() -> None:
-    assert name_all_reduce(5, "((0+3)+(1+2))+4").phrase == "unknown: ((0+3)+(1+2))+4"
-
-
-def test_an_unknown_order_adds_as_nothing() -> None:
-    assert name_all_reduce(5, "((0+3)+(1+2))+4").sentence == "unknown: ((0+3)+(1+2))+4"
+def test_an_unknown_order_is_told_as_a_tree_and_adds_as_nothing() -> None:
+    names_ = name_all_reduce(5, "((0+3)+(1+2))+4")
+    assert names_.phrase == names_.sentence == "unknown: ((0+3)+(1+2))+4"
 
 
 def test_more_unknown_pieces_are_counted() -> None:

@@ -10,7 +10,14 @@ from adders import TYPES, Adder, answer, draw_tree, find_type, list_trees, searc
 
 from collbench.core.dtypes import DType
 from collbench.core.sums.probes import is_order_void
-from collbench.core.sums.rounding import EXACT, Rounding, draw_inputs, evaluate_tree, list_divisions
+from collbench.core.sums.rounding import (
+    EXACT,
+    Rounding,
+    draw_inputs,
+    evaluate_tree,
+    find_rounding,
+    list_divisions,
+)
 from collbench.core.sums.search import (
     NO_ORDER,
     NOT_NEAREST,
@@ -19,7 +26,6 @@ from collbench.core.sums.search import (
     Question,
     ask_subnormals,
     find_order,
-    list_roundings,
 )
 from collbench.core.sums.trees import Join, SumTree, fold_tree, join_trees, make_leaf, parse_tree
 
@@ -52,6 +58,14 @@ def expect_low_tree(tree: SumTree, at: Leaves) -> SumTree:
 
     [low] = fold_tree(tree, lambda rank: [make_leaf(rank)], add_node)
     return low
+
+
+def list_roundings(finding: Finding, dtype: DType, op: str) -> list[Rounding]:
+    """The ways in which a reduction may round its sums, by what a search of its order has found."""
+    if not finding.tree or not finding.low_tree or finding.reason:
+        return []
+    rounding = find_rounding(finding.tree, finding.low_tree, dtype, finding.adder)
+    return list_divisions(op, rounding)
 
 
 def count_right(

@@ -67,15 +67,6 @@ def test_what_is_read_back_chooses_the_rows_and_goes_on_with_the_outer_ones(rows
         assert choose(rules, some[0].series, 1 << 40) == max(some, key=lambda each: each.low).name
 
 
-@given(st.text('exportI_MPADJUSTBC="0123:;-@\n#', max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        FORMAT.read(text)
-    except UsageError as e:
-        assert e.message.startswith("line ")
-
-
 def test_bounds_are_those_of_a_ranks_part() -> None:
     rows = [
         one("all_reduce", 4, 8, 1000, 2),

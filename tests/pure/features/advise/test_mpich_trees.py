@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advised import advised, assert_misread, find_differences, row, some_rows
+from advised import advised, assert_misread, find_differences, make_mpich_tree, row, some_rows
 from factories import world
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import choose, mpich
@@ -21,31 +20,13 @@ from collbench.features.advise.types import Series, Setting, Variables
 
 (FORMAT,) = mpich.FORMATS
 COLLECTIVES = tuple(FUNCTIONS)
-SHARED = HealthCheck.function_scoped_fixture
 RING = ("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "ring")
 FREE = ("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "mpir")
 
 
-def make_tree() -> dict[str, Any]:
-    """What a library could have built in."""
-    return {
-        f"collective={word}": {
-            "comm_type=intra": {
-                "comm_size=pow2": {f"algorithm=MPIR_{word.capitalize()}_intra_{name}": {}},
-                "comm_size=any": {f"algorithm=MPIR_{word.capitalize()}_intra_nb": {}},
-            },
-            "comm_type=inter": {f"algorithm=MPIR_{word.capitalize()}_inter_flat": {}},
-        }
-        for word, name in (
-            *((each.word.lower(), each.algorithms[0]) for each in FUNCTIONS.values()),
-            ("barrier", "smp"),
-        )
-    }
-
-
 @pytest.fixture(autouse=True)
 def tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(mpich, "find_tree", make_tree)
+    monkeypatch.setattr(mpich, "find_tree", make_mpich_tree)
     monkeypatch.setattr(mpich, "find_library", lambda: None)
     yield
 
@@ -66,19 +47,10 @@ def test_what_is_read_back_chooses_the_rows_and_nothing_else(rows) -> None:
     assert find_differences(LIBRARY, FORMAT, rows) == []
 
 
-@given(st.text('{}":,/* \ncomm_size<=any0123', max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        FORMAT.read(text)
-    except UsageError as e:
-        assert e.message.startswith("line ")
-
-
 def test_all_other_choices_stay_as_they_are_built_in() -> None:
     text = write(one())
     generic, shared = mpich._split_trees(text)
-    built_in = make_tree()
+    built_in = make_mpich_tree()
     chain = generic.pop("collective=allreduce")["comm_type=intra"]
     own = built_in.pop("collective=allreduce")["comm_type=intra"]
     assert generic == built_in
@@ -129,9 +101,9 @@ def test_advice_without_rows_takes_the_second_tree_away(tmp_path: Path) -> None:
 def test_the_tree_of_a_library_is_the_largest_that_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "libmpi.so.12"
     small = {"collective=allgather": {"composition=MPIDI_Allgather": {}}}
-    texts = [json.dumps(each).encode() for each in (small, make_tree())]
+    texts = [json.dumps(each).encode() for each in (small, make_mpich_tree())]
     path.write_bytes(b"\x7fELF\0" + texts[0] + b"\0\0" + texts[1] + b"\0rest")
-    assert mpich.read_tree(path) == make_tree()
+    assert mpich.read_tree(path) == make_mpich_tree()
     path = tmp_path / "other.so"
     path.write_bytes(b"\x7fELF\0")
     assert mpich.read_tree(path) == {}

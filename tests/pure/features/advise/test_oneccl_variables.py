@@ -8,7 +8,6 @@ import pytest
 from advised import advised, assert_misread, find_differences, row, some_rows
 from factories import world
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule, choose
@@ -29,15 +28,6 @@ def one(collective: str, n: int, low: int, high: int, word: str, nodes: int = 1)
 @settings(max_examples=40, deadline=None)
 def test_what_is_read_back_chooses_the_rows_and_nothing_else(rows) -> None:
     assert find_differences(LIBRARY, FORMAT, rows, knows_ranks=False) == []
-
-
-@given(st.text('exportCL_ALREDU="ring:;-0123\n#', max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        FORMAT.read(text)
-    except UsageError as e:
-        assert e.message.startswith("line ")
 
 
 def test_sizes_are_those_of_a_ranks_part() -> None:

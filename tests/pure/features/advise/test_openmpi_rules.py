@@ -9,7 +9,6 @@ import pytest
 from advised import advised, assert_misread, find_differences, flatten, row, some_rows
 from factories import world
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule, choose
@@ -30,15 +29,6 @@ def forced(word: str, value: str, *more: tuple[str, str]) -> Variables:
 @settings(max_examples=60, deadline=None)
 def test_what_is_read_back_chooses_the_rows_and_nothing_else(rows) -> None:
     assert find_differences(LIBRARY, FORMAT, rows) == []
-
-
-@given(st.text("0123456789 #\nru-", max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        FORMAT.read(text)
-    except UsageError as e:
-        assert e.message.startswith(("line", "rules of"))
 
 
 def test_every_setting_is_reduced_to_itself_and_has_a_name_of_its_own() -> None:

@@ -228,7 +228,7 @@ def test_patterns_come_back_from_csv(tmp_path: Path) -> None:
         assert same(read(tmp_path, files.write_step(step), ".csv"), step)
 
 
-def test_ranks_are_written_short(tmp_path: Path) -> None:
+def test_ranks_are_written_short() -> None:
     step = compressed.dalle(
         models.find_model("dalle-12b").cut(1), Layout(dp=1024), compressed.DallE()
     )

@@ -148,9 +148,7 @@ def test_what_the_user_says_of_shared_gpus_is_kept_and_told(
     assert seat.how == ", up to 2 ranks a GPU, NCCL_MAX_CTAS=2"
 
 
-def test_symm_shares_a_gpu_whatever_nccl_there_is(
-    gpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_symm_shares_a_gpu_whatever_nccl_there_is(gpus: Any) -> None:
     gpus(1, (2, 28, 9))
     assert _cuda.choose_seat(beside(1, 1), 0, True, "symm", of_nccl=False).sharers == 2
     assert os.environ[ENABLE] == "0" and "NCCL_MAX_CTAS" not in os.environ

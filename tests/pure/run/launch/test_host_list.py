@@ -86,7 +86,7 @@ def test_a_file_of_this_folder_needs_no_slash(
         ("@absent.txt", "No such file"),
     ],
 )
-def test_what_is_refused(text: str, words: str, tmp_path: Path) -> None:
+def test_what_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_hosts(text)
     assert words in caught.value.message

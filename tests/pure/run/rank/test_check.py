@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scenario_lists import list_scenarios
 
 from collbench.core import splits
 from collbench.core.collectives import COLLECTIVES
@@ -181,7 +182,7 @@ def test_windows_meet_without_a_seam(name: str, count: int) -> None:
     stream = 0 if case.row.reduces else 1
     table = payload.make_tables(case, 9).send(1)
     assert (
-        send.view(torch.uint8).numpy() == table[payload.list_scenarios(9, 5, stream, 0, len(send))]
+        send.view(torch.uint8).numpy() == table[list_scenarios(9, 5, stream, 0, len(send))]
     ).all()
 
 

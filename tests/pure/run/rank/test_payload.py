@@ -13,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario_lists import list_scenarios
 
 from collbench.core import splits
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS, DType, premul_factor
 from collbench.run.rank import payload
-from collbench.run.rank.payload import WINDOW, Piece, T, list_scenarios, recv_layout, send_layout
+from collbench.run.rank.payload import WINDOW, Piece, T, recv_layout, send_layout
 from collbench.suite.case import Case
 
 FLOATS = [d for d in DTYPES.values() if d.kind == "float"]

@@ -302,8 +302,4 @@ def test_a_file_of_another_kind_is_refused_with_its_line(line: str) -> None:
 
 
 def test_the_registry_has_it() -> None:
-    try:
-        formats = load_formats()
-    except ModuleNotFoundError:
-        pytest.skip("other formats are not there yet")
-    assert formats["words"] is words.FORMATS[0]
+    assert load_formats()["words"] is words.FORMATS[0]

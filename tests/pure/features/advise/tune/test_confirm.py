@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from advised import make_mpich_tree
 
 from collbench.core.errors import Exit
+from collbench.features.advise.formats import load_formats, mpich
 from collbench.features.advise.formats.intelmpi import FORMATS as INTELMPI
 from collbench.features.advise.formats.openmpi import FORMATS as OPENMPI
 from collbench.features.advise.formats.words import FORMATS as WORDS
@@ -404,13 +406,31 @@ def test_the_map_has_what_fresh_launches_measured(pretend: Any) -> None:
     assert rivals[Cell(SERIES, SIZES[0])]["ring"].gain == 0.0  # where a variable holds, too
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich", "intelmpi", "oneccl", "words"])
-def test_files_can_hold_what_is_not_verified_yet(name: str) -> None:
-    from collbench.features.advise.formats import load_formats
-
+@pytest.mark.parametrize(
+    ("name", "backend", "env"),
+    [
+        ("openmpi", "mpi", RING),
+        (
+            "mpich",
+            "mpi",
+            (
+                ("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "ring"),
+                ("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "mpir"),
+            ),
+        ),
+        ("intelmpi", "mpi", (("I_MPI_ADJUST_ALLREDUCE", "8"),)),
+        ("oneccl", "oneccl", (("CCL_ALLREDUCE", "ring"),)),
+        ("words", "mpi", RING),
+    ],
+)
+def test_files_can_hold_what_is_not_verified_yet(
+    name: str, backend: str, env: Variables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpich, "find_tree", make_mpich_tree)
     form = load_formats()[name]
-    if not form.refuse(proposal := advised(row(*SIZES[1:3]))):
-        assert form.write(proposal)
+    given = msgspec.structs.replace(row(*SIZES[1:3]), setting=Setting(backend=backend, env=env))
+    assert form.refuse(advised(given)) == ""
+    assert form.read(form.write(advised(given)))
 
 
 def test_sizes_are_those_that_calls_send() -> None:

@@ -17,13 +17,6 @@ from collbench.features.training.parts import PARTS
 from collbench.records.types import RankInfo, Record, RunFile
 from collbench.suite.case import Case
 
-CLAIMS = (
-    guidelines.claim_monotony,
-    guidelines.claim_split,
-    guidelines.claim_composition,
-    guidelines.claim_link,
-)
-
 
 def of(collective: str, nbytes: int, **fields: object) -> Case:
     (found,) = (one for one in nightly() if (one.collective, one.nbytes) == (collective, nbytes))

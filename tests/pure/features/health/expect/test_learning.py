@@ -75,7 +75,7 @@ def test_what_was_learned_passes_the_nodes_and_fails_a_slow_one(tmp_path: Path) 
     assert len(slow.findings) == len(ROWS)
 
 
-def test_a_slow_node_is_named_and_left_out_of_all_rows(tmp_path: Path) -> None:
+def test_a_slow_node_is_named_and_left_out_of_all_rows() -> None:
     members = [node_of(n, factor) for n, factor in enumerate((*FACTORS, 1.3))]
     learned = learning.learn_table(members)
     (line,) = learning.describe_left_out(learned)
@@ -85,7 +85,7 @@ def test_a_slow_node_is_named_and_left_out_of_all_rows(tmp_path: Path) -> None:
     assert learned.curves == alone.curves
 
 
-def test_a_node_that_is_slow_in_one_row_is_left_out_of_that(tmp_path: Path) -> None:
+def test_a_node_that_is_slow_in_one_row_is_left_out_of_that() -> None:
     odd = nodes.make_node(
         night({ROWS[0]: 1.5}, rows=ROWS, sigma=0.0, worlds={"ranks": ranks(["rack8"] * 4)})
     )
@@ -118,7 +118,7 @@ def test_rows_of_fewer_than_three_launches_teach_nothing() -> None:
         learning.learn_table([node_of(number, launches=2) for number in range(6)])
 
 
-def test_runs_that_say_nothing_of_a_node_are_refused(tmp_path: Path) -> None:
+def test_runs_that_say_nothing_of_a_node_are_refused() -> None:
     planted = run_of(1)
     policy = msgspec.structs.replace(planted.run.policy, inject="slow-rank:1:20%")
     run = msgspec.structs.replace(planted.run, policy=policy)

@@ -81,7 +81,7 @@ def test_blocks_roots_and_lengths_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_an_input_is_what_simulators_are_told(tmp_path: Path) -> None:
+def test_an_input_is_what_simulators_are_told() -> None:
     """comm_size is the bytes of the input: an nth of what an all_gather gives."""
     rank = RankTrace(0, 4, (Call("all_gather", nbytes=4096),), {"": (0, 1, 2, 3)})
     (raw,) = [*chakra_files._write_messages(rank, {})][1:]

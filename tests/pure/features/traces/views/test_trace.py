@@ -322,8 +322,10 @@ def test_what_a_trace_names_is_text_wherever_it_is_shown() -> None:
     name = "<b>\x1b[31m"
     found = trace(*[calls_of("all_reduce", group=name, span=(0, 9))] * 2, groups={name: (0, 1)})
     document = view.make_document(judge_trace(found))
-    assert "\x1b" not in terminal.render_text(document, 100)
-    assert "<b>" not in html.render_page(document, "cdn").partition("<main")[2]
+    text = terminal.render_text(document, 100)
+    assert "\x1b" not in text and "<b>" in text
+    page = html.render_page(document, "cdn").partition("<main")[2]
+    assert "<b>" not in page and "&lt;b&gt;" in page
 
 
 def test_programs_read_what_people_do() -> None:
