@@ -22,6 +22,7 @@ from ports import find_free_port
 from relay import Relay, find_agent
 from warm import Started, Warm
 
+from collbench.core.errors import Exit
 from collbench.records import run_file
 from collbench.records.types import RunFile
 
@@ -205,13 +206,16 @@ def test_only_the_hosts_of_a_run_go_on_with_it(
     path = tmp_path / "run.jsonl"
     begun = ended([SRUN, "-N", "2", "-n", "2", *relay.command, *ARGS, "--output", str(path)])
     assert begun.returncode == 0, begun.stderr
-    path.write_bytes(cut_short(path).replace(b'"host":"node1"', b'"host":"%s"' % edit))
+    ended_line = path.read_bytes().splitlines(keepends=True)[-1]
+    cut = cut_short(path).replace(b'"host":"node1"', b'"host":"%s"' % edit)
+    path.write_bytes(cut + ended_line.replace(b'"exit":0', b'"exit":130'))
     before = run_file.read_file(path)
     done = resume_under(relay, path, SRUN, "-N", str(nodes), "-n", "2")
     assert done.returncode == 2, done.stderr
     assert f"its ranks were on node0 (1 rank), {edit.decode()} (1 rank), and would" in done.stderr
     assert "Traceback" not in done.stderr
-    assert run_file.read_file(path) == before and before.end is None
+    assert run_file.read_file(path) == before
+    assert before.end and before.end.exit == Exit.INTERRUPTED
 
 
 def agent_options(kind: str, node: int, port: int) -> list[str]:

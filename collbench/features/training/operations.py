@@ -179,10 +179,13 @@ def _find_crossed_messages(step: Step) -> str:
     are sent, by their tags; empty where there are none."""
     sent: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     received: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    groups = {
+        name: {rank: group for group in step.family(name) for rank in group} for name in step.used
+    }
     for program in step.programs:
         messages = [op for op in program.ops if op.kind in POINT_TO_POINT]
         for rank, op in itertools.product(program.ranks, messages):
-            other = step.members(op.group, rank)[op.peer]
+            other = groups[op.group][rank][op.peer]
             if op.kind == "send":
                 sent[op.group, rank, other].append(op.tag)
             else:

@@ -162,7 +162,7 @@ def _explain_signs(best_list: Sequence[Best]) -> str:
     fewest = min(best.winner.launches for best in best_list)
     if fewest < FEWEST_LAUNCHES and any(best.slower for best in best_list):
         number = format_count(fewest, "launch")
-        explanations += [f"of {number}: others may differ by more than intervals say"]
+        explanations += [f"times are of {number}: another may differ by more than ±"]
     explanations += ["in brackets: why to doubt that time"] * any(
         list_doubts(o.winner) for o in best_list
     )

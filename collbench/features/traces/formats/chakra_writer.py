@@ -192,7 +192,8 @@ def _list_attributes(
         yield "phase", STRING, call.phase
     if call.kind == "compute":
         touched = call.touched or _count_operand_bytes(call)
-        yield "num_ops", INT64, max(round(call.flops), bool(touched))  # a divisor in ASTRA-sim
+        least = 1 if touched else 0  # ASTRA-sim divides by it
+        yield "num_ops", INT64, max(round(call.flops), least)
         yield "tensor_size", UINT64, touched
         if took % 1000:
             yield "duration_ns", UINT64, took

@@ -459,13 +459,11 @@ def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:
 
 def refuse_experts(experts: Experts, ranks: int, node_ranks: int) -> None:
     """Raises UsageError for what cannot be divided so, with the number that is wrong."""
+    on_node, other = min(node_ranks, ranks), "choose another ep= in --layout"
     for what, number, by, name, hint in (
-        ("experts", experts.number, ranks, "ep", "choose another ep= in --layout"),
+        ("experts", experts.number, ranks, "ep", other),
         ("experts", experts.number, experts.nodes, "groups", "choose another number of groups"),
-        (
-            *("ranks of ep", ranks, min(node_ranks, ranks), "node_ranks"),
-            "choose another ep= in --layout, or node_ranks",
-        ),
+        ("ranks of ep", ranks, on_node, "node_ranks", f"{other}, or node_ranks"),
     ):
         if number % by:
             raise UsageError(f"{number} {what} are not divisible by {by} ({name})", hint)

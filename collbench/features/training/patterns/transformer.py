@@ -479,6 +479,7 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
     if not model.heads:
         raise UsageError(f"{model.name} is not a transformer", "take one, as llama3-8b")
     ulysses = cp if options.cp == "a2a" else 1
+    like = tp * cp * layout.dp // layout.ep  # ranks that have the same experts
     for what, number, by, name in (
         ("heads", model.heads, tp * ulysses, "tp x cp" if ulysses > 1 else "tp"),
         ("heads of keys", model.kv_heads, tp * ulysses, "tp x cp" if ulysses > 1 else "tp"),
@@ -486,10 +487,7 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
         ("tokens of a micro-batch", tokens, tp if layout.sp else 1, "tp"),
         ("ranks of tp x cp x dp", tp * cp * layout.dp, layout.ep, "ep"),
         ("ranks of cp x dp", cp * layout.dp, instances, "optimizer instances"),
-        (
-            *("ranks that have the same experts", tp * cp * layout.dp // layout.ep),
-            *(instances if model.experts else 1, "optimizer instances"),
-        ),
+        ("ranks of one expert", like, instances if model.experts else 1, "optimizer instances"),
         ("micro-batches", batches, pp if chunks > 1 else 1, "pp, as an interleaved pipeline needs"),
     ):
         if number % by:

@@ -113,7 +113,7 @@ def test_computation_tells_operations_and_bytes(call: Call, work: tuple[int, int
     assert (node["num_ops"], node["tensor_size"]) == work
 
 
-def test_a_ring_shift_is_a_send_and_a_receive(tmp_path: Path) -> None:
+def test_a_ring_shift_is_a_send_and_a_receive() -> None:
     sent, received = attributes(Call("sendrecv", nbytes=64))
     assert (sent["type"], sent["comm_src"], sent["comm_dst"]) == (chakra.SEND, 0, 1)
     assert (received["type"], received["comm_src"], received["comm_dst"]) == (chakra.RECV, 3, 0)

@@ -183,7 +183,7 @@ def test_a_missing_matrix_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("layout", "ranks"), [(Layout(dp=4, ep=4), 1), (Layout(dp=6, ep=2), 3)])
 def test_instances_divide_the_ranks_that_have_the_same_experts(layout: Layout, ranks: int) -> None:
-    words = f"{ranks} ranks that have the same experts are not divisible by 2"
+    words = f"{ranks} ranks of one expert are not divisible by 2"
     with pytest.raises(UsageError, match=words):
         built(layout, num_distributed_optimizer_instances=2)
 
