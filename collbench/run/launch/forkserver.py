@@ -41,7 +41,8 @@ from collbench.survive.signals import name_signal
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is told of a rank by the process that made it: its pid when it is born, its wait status
     when it has ended. Of a rank under mpirun, the pid of its ``warden`` before that; ``alone`` is
-    that the warden ended before the rank, ``forked`` that a fork server has made it."""
+    that the warden ended before the rank, ``forked`` that a fork server has made it. ``errno`` says
+    why a rank could not be forked."""
 
     rank: int
     pid: int = 0
@@ -49,6 +50,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     warden: int = 0
     alone: bool = False
     forked: bool = False
+    errno: int = 0
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
@@ -311,7 +313,11 @@ class Server:
         board, server_pid = Board(request.n, board_fd), os.getpid()
         for rank in range(request.n):
             ours, theirs = socket.socketpair()
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as e:  # the parent ends this process then
+                self._control.send(msgspec.json.encode(Note(rank, errno=e.errno or 0)))
+                break
             if pid == 0:
                 die_with_parent(server_pid)
                 ours.close()

@@ -33,6 +33,7 @@ from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.takeover import PRIVATE, read_request, refuse_unlike, select_shared
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
 from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
+from collbench.survive.crash import explain_crash
 from collbench.survive.signals import interrupts
 
 TICK = 0.25
@@ -90,7 +91,7 @@ class ForkServer(Parent):
 
     def note(self) -> tuple[Note, list[int]]:
         """The next note about a rank (wait for the descriptor to be readable first). EOFError if
-        the server itself died."""
+        the server itself died, CannotRun where it cannot fork the rank."""
         try:
             data, fds, _, _ = socket.recv_fds(self._ours, 65536, 1)
         except ConnectionResetError:
@@ -98,7 +99,12 @@ class ForkServer(Parent):
         if not data:
             raise EOFError
         self._up = True
-        return msgspec.json.decode(data, type=Note), fds
+        note = msgspec.json.decode(data, type=Note)
+        if note.errno:
+            error = OSError(note.errno, os.strerror(note.errno))
+            what = f"{self.name} cannot start rank {note.rank}: {error.strerror}"
+            raise CannotRun(what, explain_crash(error).hint)
+        return note, fds
 
     def close(self) -> None:
         """End the server, and with it every rank it still has."""
@@ -333,7 +339,7 @@ class LocalWatch(RankWatch):
                 )
             self.errors.clear()
             self.deaths.clear()
-            self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
+            self._over = min(self._over, self.clock.read() + LEAVE_SECONDS)
         if last or not self._waits_for_mpirun():
             super().check(last)
 
