@@ -35,6 +35,7 @@ from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, READY, REFUSED
 from collbench.run.launch.world import Channel
 from collbench.survive import streams
+from collbench.survive.crash import explain_crash
 from collbench.survive.signals import name_signal
 
 
@@ -113,6 +114,13 @@ class Parent:
     def makers(self) -> list[tuple[str, int]]:
         """Processes (name, pid) that are at work where ranks are yet to be made."""
         return [(self.name, self.process.pid)]
+
+    def refuse_unforked(self, note: Note) -> None:
+        """Raises CannotRun where a note says that a rank could not be forked."""
+        if note.errno:
+            error = OSError(note.errno, os.strerror(note.errno))
+            what = f"{self.name} cannot start rank {note.rank}: {error.strerror}"
+            raise CannotRun(what, explain_crash(error).hint)
 
     def ended(self, born: int) -> CollbenchError:
         """Why it is gone, having made so many ranks."""

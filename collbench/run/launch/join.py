@@ -225,7 +225,8 @@ def _make_board(path: Path, nbytes: int) -> None:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, nbytes)
     except OSError as e:
-        raise CannotRun(f"{path.parent}: {e.strerror}", "free some space, or set TMPDIR") from e
+        hint = "free some space, or set TMPDIR to another folder"
+        raise CannotRun(f"{path.parent}: {e.strerror}", hint) from e
 
 
 class MemberWatch(RankWatch):
@@ -386,7 +387,7 @@ class Joined(World):
     def refuse(self, code: Exit) -> None:
         """At rank 0, which ends with this code: have the others come and end with it, too, unless
         they have met before."""
-        if not self.has_begun:
+        if not self.has_begun and self._member.n > 1:
             self.refused = code
             with suppress(CollbenchError, OSError):
                 self.run([], Listener(lambda line: None))

@@ -33,7 +33,6 @@ from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.takeover import PRIVATE, read_request, refuse_unlike, select_shared
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
 from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
-from collbench.survive.crash import explain_crash
 from collbench.survive.signals import interrupts
 
 TICK = 0.25
@@ -100,10 +99,7 @@ class ForkServer(Parent):
             raise EOFError
         self._up = True
         note = msgspec.json.decode(data, type=Note)
-        if note.errno:
-            error = OSError(note.errno, os.strerror(note.errno))
-            what = f"{self.name} cannot start rank {note.rank}: {error.strerror}"
-            raise CannotRun(what, explain_crash(error).hint)
+        self.refuse_unforked(note)
         return note, fds
 
     def close(self) -> None:

@@ -3,9 +3,12 @@ No Ray, no processes."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import resource
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -303,6 +306,25 @@ def test_who_is_stopped_harms_nobody_who_waits_or_is_done(
 ) -> None:
     watch = watch_silence(monkeypatch, *BEGUN, (1, {"stopped": True}), (1, event))
     assert not watch.ended
+
+
+@pytest.mark.parametrize("side", [None, Side(option="--base")])
+def test_a_place_without_a_process_to_be_had_is_lost(
+    side: Side | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    keeper, lines = Keeper(tmp_path), []
+    instructions = Told(Membership("ssh", 0, 1, 0, 1), "10.0.0.1", "w", "key", {}, None, side)
+    if side:
+        keeper.run(instructions, lines.append)
+    else:
+        lines += keeper.lines(instructions)
+    assert [msgspec.json.decode(line) for line in lines] == [
+        {"lost": "Resource temporarily unavailable"}
+    ]
 
 
 class Asked:
