@@ -272,6 +272,9 @@ def _handle_error(error: Exception) -> int:
     fault of collbench."""
     if hasattr(error, "format_message"):  # of the parser of options
         return _refuse_command_line(error)
+    if isinstance(error, typer.Abort):  # Ctrl-C or Ctrl-D at a question
+        print(file=sys.stderr)
+        return Exit.INTERRUPTED
     if "--debug" in sys.argv:
         raise error
     crash = explain_crash(error)

@@ -174,18 +174,21 @@ def run(options: RunOptions) -> None:
 
 def _measure_each(orders: Sequence[Order], measure: Callable[[Order], Exit]) -> list[Exit]:
     """The exit code of each suite's run. One of several that cannot run, or breaks, is told and
-    leaves the others to be measured. Raises CollbenchError where there is but one."""
+    leaves the others to be measured. Raises CollbenchError and OSError where there is but
+    one."""
     from collbench.core.text import print_message
+    from collbench.survive.crash import explain_crash
 
     codes = []
     for order in orders:
         try:
             codes.append(measure(order))
-        except CollbenchError as e:
+        except (CollbenchError, OSError) as e:
             if len(orders) == 1:
                 raise
-            print_message(f"{order.suite.name}: {e.message}", e.hint)
-            codes.append(e.exit)
+            error = explain_crash(e) if isinstance(e, OSError) else e
+            print_message(f"{order.suite.name}: {error.message}", error.hint)
+            codes.append(error.exit)
     return codes
 
 

@@ -34,15 +34,23 @@ def open_writer(run: Run, output: Path | None) -> Writer:
                 f"--output {output}: there is no such folder, and a run's file ends in .jsonl",
                 f"make the folder, or name the file {output}.jsonl",
             )
-    writer = Writer(path, run)
-    free = shutil.disk_usage(path.parent).free
+    _refuse_full_disk(path)
+    return Writer(path, run)
+
+
+def _refuse_full_disk(path: Path) -> None:
+    """Raises CannotRun where the disk that a file is to be on has no room for a run. A device or a
+    pipe needs none."""
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
+        return
+    folders = Path(os.path.realpath(path)).parents
+    folder = next(folder for folder in folders if os.path.isdir(folder))  # noqa: PTH112
+    free = shutil.disk_usage(folder).free
     if free < MIN_FREE:
-        path.unlink()
         raise CannotRun(
-            f"{path.parent} has {free >> 20} MiB left",
+            f"{folder} has {free >> 20} MiB left",
             f"free {MIN_FREE >> 20} MiB, choose another place with --output, or use --no-save",
         )
-    return writer
 
 
 def home_folder() -> Path:

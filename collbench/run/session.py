@@ -80,6 +80,10 @@ def execute_order(
             refuse_nothing(prepared)
         _tell_of_long_calls(prepared.jobs)
         return _Session(order, prepared, make_reporter(), world, before).run()
+    except Exception as e:
+        if isinstance(world, join.Joined):
+            world.refuse(classify_ending(e)[1])
+        raise
     finally:
         world.close()
 
@@ -271,7 +275,13 @@ class _Session:
         if self._prepared.suite.policy.fresh and isinstance(self._ranks, Launcher):
             cycles = itertools.groupby(plans, key=lambda plan: plan.jobs[0].case.cycle)
             parts = [list(part) for _, part in cycles]
-        return [[self._pace.open_plan(current) for current in part] for part in parts]
+        return [[self._open_plan(current) for current in part] for part in parts]
+
+    def _open_plan(self, current: Plan) -> Plan:
+        """The plan as the pace opens it; a prediction, which has no pace, as it is."""
+        if backend_info(current.backend).predicts:
+            return current
+        return self._pace.open_plan(current)
 
     def verdict(self) -> Exit:
         """0 or 7. Raises CannotRun when no case ran, or the data of some could not be checked."""

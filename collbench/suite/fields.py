@@ -315,7 +315,7 @@ FIELDS: tuple[Field, ...] = (
         "With ssh: the command in place of ssh, as 'ssh -p 2222'. Default: COLLBENCH_SSH.",
         metavar="COMMAND",
     ),
-    Field("policy", "timeout", "seconds", least=0.1).option(
+    Field("policy", "timeout", "seconds", least=0.1, most=1e7).option(
         "-T --timeout",
         (
             "Seconds without progress after which a run is hung. Default, and 0: 30, on GPUs 90,"

@@ -6,6 +6,7 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -91,8 +92,9 @@ def load_suite(name: str) -> Suite:
     if name in suites:
         return _read_suite(suites[name])
     path = Path(name)
-    if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
-        like = f"write ./{name} for the file here" if path.is_file() else suggest_name(name, suites)
+    is_file = os.path.isfile(name)  # noqa: PTH113 - Path's raises for a name that is too long
+    if not is_file or (path.suffix != ".toml" and "/" not in name):
+        like = f"write ./{name} for the file here" if is_file else suggest_name(name, suites)
         raise UsageError(
             f"no suite '{name}'", like or f"name a TOML file, or one of {', '.join(suites)}"
         )

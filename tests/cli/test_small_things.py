@@ -3,16 +3,24 @@ any width."""
 
 from __future__ import annotations
 
+import errno
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
+from collbench.cli.run import _measure_each
+from collbench.core.errors import Exit
 from collbench.features.health.history import command as history
 from collbench.features.health.locate import search as locate
 from collbench.features.health.locate.search import Rules
 from collbench.records import run_file, store
+from collbench.run.order import Order
+from collbench.suite.sweep import Axes, Suite
 
+AXES = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,))
 MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
 
 
@@ -59,6 +67,52 @@ def test_locate_refuses_a_backend_without_groups_of_some_ranks(bare, backend: st
 def test_locate_counts_tests(bare) -> None:
     done = bare("locate", "-g", "4", "--tests", "33", "--dry-run")
     assert (done.returncode, "at most 33 tests" in done.stderr) == (0, True)
+
+
+@pytest.mark.parametrize("said", ["inf", "nan", "1e8"])
+@pytest.mark.parametrize("command", [("p2p", "-g", "2"), ("pairs", "-g", "2"), ("locate",)])
+def test_a_limit_is_a_time_as_everywhere(bare, command: tuple[str, ...], said: str) -> None:
+    done = bare(*command, "-T", said, "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"-T {said}: must be at most 10000000" in done.stderr
+
+
+@pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
+def test_who_answers_no_question_deletes_nothing(
+    inside, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: type[BaseException]
+) -> None:
+    """By Ctrl-D or Ctrl-C."""
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
+    inside(*MODEL)
+
+    def press(prompt: str) -> str:
+        raise key
+
+    monkeypatch.setattr(sys.modules[typer.confirm.__module__], "visible_prompt_func", press)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    done = inside("runs", "all_reduce", "--delete")
+    assert done.returncode == Exit.INTERRUPTED
+    assert "fault" not in done.stderr
+    assert len(store.list_saved()) == 1
+
+
+def test_a_suite_that_ends_by_the_machine_leaves_the_others_to_be_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    orders = [Order(suite=Suite(name=name, axes=AXES), command=()) for name in ("first", "second")]
+    measured = []
+
+    def measure(order: Order) -> Exit:
+        measured.append(order.suite.name)
+        if order.suite.name == "first":
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
+        return Exit.OK
+
+    assert _measure_each(orders, measure) == [Exit.CANNOT_RUN, Exit.OK]
+    assert measured == ["first", "second"]
+    assert "first: /scratch/x: No space left on device" in capsys.readouterr().err
+    with pytest.raises(OSError, match="No space"):
+        _measure_each(orders[:1], measure)
 
 
 @pytest.mark.parametrize(("said", "code"), [("3m", 0), ("90s", 0), ("1.5h", 0), ("3x", 2)])

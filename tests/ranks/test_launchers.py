@@ -94,6 +94,16 @@ def test_a_limit_is_judged_and_told_by_rank_0_alone(by_hand: ByHand, tmp_path: P
     assert len(lines) == 1 and "n<6" in lines[0] and "1 wanted" in told[0][1]
 
 
+def test_what_rank_0_refuses_ends_all(by_hand: ByHand, tmp_path: Path) -> None:
+    """The others wait for it no longer than they need to meet; rank 0 alone says why."""
+    path = tmp_path / "absent" / "run.jsonl"
+    processes = by_hand([(0, 3), (1, 3), (2, 3)], path, MASTER_PORT=str(_free_port()))
+    told = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [5, 5, 5], told
+    assert "absent does not exist" in told[0]
+    assert told[1:] == ["", ""]
+
+
 def test_slurm_on_one_node(relay: Relay, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     done = ended([SRUN, "-n", "2", *relay.command, *ARGS, "--output", str(path)])

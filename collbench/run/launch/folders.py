@@ -25,14 +25,15 @@ PREFIX = "collbench-tmp-"
 def make_private() -> Iterator[Path]:
     """A new folder, this process's alone, which goes with all that is in it. Raises RunBroken where
     the one above it was removed, CannotRun where that has no path that libraries take."""
-    refuse_unreadable_folder(tempfile.gettempdir())
-    sweep_folders(Path(tempfile.gettempdir()))
+    parent = find_temporary_folder()
+    refuse_unreadable_folder(str(parent))
+    sweep_folders(parent)
     opened = None
     while opened is None:
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         except FileNotFoundError as e:
-            what = f"the folder of temporary files, {tempfile.gettempdir()}, was removed"
+            what = f"the folder of temporary files, {parent}, was removed"
             raise RunBroken(what, "keep it from being cleaned, or set TMPDIR to another") from e
         opened = hold_folder(folder)
     try:
@@ -40,6 +41,17 @@ def make_private() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(opened)
+
+
+def find_temporary_folder() -> Path:
+    """The folder of temporary files. Raises CannotRun where none can be written to."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise CannotRun(
+            "no folder for temporary files can be written to",
+            "set TMPDIR to a folder that can be written",
+        ) from None
 
 
 def refuse_unreadable_folder(path: str) -> None:

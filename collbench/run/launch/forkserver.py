@@ -35,13 +35,15 @@ from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, READY, REFUSED
 from collbench.run.launch.world import Channel
 from collbench.survive import streams
+from collbench.survive.crash import explain_crash
 from collbench.survive.signals import name_signal
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is told of a rank by the process that made it: its pid when it is born, its wait status
     when it has ended. Of a rank under mpirun, the pid of its ``warden`` before that; ``alone`` is
-    that the warden ended before the rank, ``forked`` that a fork server has made it."""
+    that the warden ended before the rank, ``forked`` that a fork server has made it. ``errno`` says
+    why a rank could not be forked."""
 
     rank: int
     pid: int = 0
@@ -49,6 +51,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     warden: int = 0
     alone: bool = False
     forked: bool = False
+    errno: int = 0
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
@@ -111,6 +114,13 @@ class Parent:
     def makers(self) -> list[tuple[str, int]]:
         """Processes (name, pid) that are at work where ranks are yet to be made."""
         return [(self.name, self.process.pid)]
+
+    def refuse_unforked(self, note: Note) -> None:
+        """Raises CannotRun where a note says that a rank could not be forked."""
+        if note.errno:
+            error = OSError(note.errno, os.strerror(note.errno))
+            what = f"{self.name} cannot start rank {note.rank}: {error.strerror}"
+            raise CannotRun(what, explain_crash(error).hint)
 
     def ended(self, born: int) -> CollbenchError:
         """Why it is gone, having made so many ranks."""
@@ -311,7 +321,11 @@ class Server:
         board, server_pid = Board(request.n, board_fd), os.getpid()
         for rank in range(request.n):
             ours, theirs = socket.socketpair()
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as e:  # the parent ends this process then
+                self._control.send(msgspec.json.encode(Note(rank, errno=e.errno or 0)))
+                break
             if pid == 0:
                 die_with_parent(server_pid)
                 ours.close()

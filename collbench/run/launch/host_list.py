@@ -3,11 +3,13 @@ host, as mpirun's hostfile."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from collbench.core import files
 from collbench.core.errors import UsageError
 from collbench.core.text import plain_line
 from collbench.run.launch.environments import HOSTS_MAX, list_slurm_hosts
@@ -62,8 +64,8 @@ def parse_hosts(text: str) -> tuple[ListedHost, ...]:
     of files do, or where it names a file; else words. Raises UsageError, also for a host that is
     there twice."""
     is_path = text.startswith("@") or "/" in text or text.endswith(FILE_ENDINGS)
-    if is_path or (text and Path(text).is_file()):
-        path = Path(text.removeprefix("@")).expanduser()
+    if is_path or os.path.isfile(text):  # noqa: PTH113 - Path's raises for a name that is too long
+        path = files.expand_path(text.removeprefix("@"))
         hosts = [host for where, line in _read_lines(path) for host in _parse_line(line, where)]
         lacking = f"--hosts {plain_line(str(path))}: no host is named in it"
     else:

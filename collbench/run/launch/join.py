@@ -38,7 +38,13 @@ from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.host import Host
-from collbench.run.launch.meeting import SILENT_SHARE, name_hello, open_listener, say_silent
+from collbench.run.launch.meeting import (
+    SILENT_SHARE,
+    Request,
+    name_hello,
+    open_listener,
+    say_silent,
+)
 from collbench.run.launch.watch import RankWatch
 from collbench.run.launch.world import Hear, Listener, World
 from collbench.suite.policy import Policy
@@ -51,25 +57,10 @@ if TYPE_CHECKING:
     from collbench.run.rank.worker import Place
 
 
-# who starts processes on a host: Open MPI 5 and 4, MPICH and Intel MPI, PBS, Cray, Flux
-DAEMONS = (
-    "mpirun",
-    "mpiexec",
-    "prterun",
-    "prted",
-    "orterun",
-    "orted",
-    "mpiexec.hydra",
-    "hydra_pmi_proxy",
-    "hydra_bstrap_proxy",
-    "pbs_attach",
-    "aprun",
-    "palsd",
-    "flux-shell",
-)
-
-
 SECONDS = 120.0  # for ranks to come together, or places for them to be free, unless -T sets them
+
+
+_REFUSAL = "collbench-refusal"  # of what ranks that have met share: rank 0's exit code, or nothing
 
 
 _MOMENT = 0.05
@@ -99,7 +90,7 @@ def _refuse_strangers() -> None:
     me = psutil.Process()
     with suppress(psutil.Error):
         parent = me.parent()
-        if parent is None or parent.name() not in DAEMONS:
+        if parent is None or parent.name() not in rendezvous.DAEMONS:
             return
         siblings = sum(process.cmdline() == me.cmdline() for process in parent.children())
         if siblings > 1:
@@ -216,8 +207,7 @@ def shared_board(member: Membership, control: Control) -> Board:
         path = None
         if member.rank == 0 and member.n == member.local_n and member.n > 1:
             path = stack.enter_context(folders.make_private()) / "board"
-            path.touch(0o600)
-            os.truncate(path, Board.size(member.n))
+            _make_board(path, Board.size(member.n))
         where = control.broadcast(str(path) if path else None)
         if where is None:
             board, fd = Board.create(member.n, shared=member.n == 1)
@@ -226,6 +216,17 @@ def shared_board(member: Membership, control: Control) -> Board:
         board = Board.at(Path(where), member.n)
         control.barrier()
         return board
+
+
+def _make_board(path: Path, nbytes: int) -> None:
+    """Makes the file of a board, whose room on the disk is its own: a rank that wrote to one that
+    is not there would be killed. Raises CannotRun where there is none."""
+    try:
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+    except OSError as e:
+        hint = "free some space, or set TMPDIR to another folder"
+        raise CannotRun(f"{path.parent}: {e.strerror}", hint) from e
 
 
 class MemberWatch(RankWatch):
@@ -320,6 +321,8 @@ class Joined(World):
         self._member, self._seconds = member, seconds
         self.launcher = member.launcher
         self.opened = 0  # worlds so far
+        self.has_begun = False  # to meet
+        self.refused = Exit.OK  # rank 0's exit code, where it ends instead of saying what to run
 
     def list_hosts(self, n: int) -> list[str]:
         """This host for each of n ranks, where the launcher says that all are here; else empty."""
@@ -337,6 +340,7 @@ class Joined(World):
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before.
         Ranks that agree that a world does not open go on with the next."""
+        self.has_begun = True
         divert_stdout()
         from collbench.run.rank import worker
         from collbench.run.rank.control import Store
@@ -345,6 +349,8 @@ class Joined(World):
             listener.met(meeting.connection.hosts)
             store = Store(meeting.connection)  # which lives as long as any process group
             try:
+                if self._share_refusal(meeting):
+                    return mpi_library.finalise_at_exit()
                 setup, control, board, line, agreed = self._agree_on_plans(
                     meeting, store, plans, listener
                 )
@@ -377,6 +383,23 @@ class Joined(World):
                 finally:
                     watch.end()
         mpi_library.finalise_at_exit()
+
+    def refuse(self, code: Exit) -> None:
+        """At rank 0, which ends with this code: have the others come and end with it, too, unless
+        they have met before."""
+        if not self.has_begun and self._member.n > 1:
+            self.refused = code
+            with suppress(CollbenchError, OSError):
+                self.run([], Listener(lambda line: None))
+
+    def _share_refusal(self, meeting: Meeting) -> bool:
+        """Whether rank 0 refuses to go on."""
+        ask, code = meeting.connection.ask, str(int(self.refused)).encode()
+        if self._member.rank == 0:
+            ask(Request("set", [_REFUSAL], code))
+        else:
+            self.refused = Exit(int(ask(Request("get", [_REFUSAL])).value))
+        return self.refused != Exit.OK
 
     def _agree_on_plans(
         self, meeting: Meeting, store: Store, plans: Sequence[Plan], listener: Listener
@@ -440,6 +463,8 @@ def follow_rank_0(
     except KeyboardInterrupt:
         # libraries under a collective abort when Python takes itself down around them
         os._exit(Exit.INTERRUPTED)
+    if joined_ranks.refused:
+        return joined_ranks.refused
     broken = any(isinstance(error, RunBroken) for error in unopened)
     if not broken and (joined_ranks.opened or not unopened):
         return Exit.OK

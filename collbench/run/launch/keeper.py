@@ -44,6 +44,7 @@ from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
 from collbench.suite.policy import Policy
 from collbench.survive import streams
+from collbench.survive.crash import explain_crash
 from collbench.survive.encoding import encode_json
 
 LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
@@ -128,8 +129,8 @@ class Keeper:
             self._refuse(instructions.env, instructions.side)
             if instructions.side:
                 self._server(instructions, instructions.side)
-        except CollbenchError as e:
-            return on_line(as_json(Said(lost=e.message)))
+        except (CollbenchError, OSError) as e:
+            return on_line(_tell_lost(e))
 
         def pump() -> None:
             for line in self.lines(instructions):
@@ -145,8 +146,8 @@ class Keeper:
         stopped = False
         try:
             process = self._ranks[instructions.world] = self._process(instructions)
-        except CollbenchError as e:
-            yield as_json(Said(lost=e.message))
+        except (CollbenchError, OSError) as e:
+            yield _tell_lost(e)
             return
         with process:
             yield as_json(Said(pid=process.pid))
@@ -269,6 +270,12 @@ class Forked:
 def as_json(value: object) -> str:
     """A struct or plain value as one line of JSON."""
     return encode_json(value).decode()
+
+
+def _tell_lost(error: CollbenchError | OSError) -> str:
+    """The line that says why a rank cannot be started, as where no process can be had."""
+    told = error if isinstance(error, CollbenchError) else explain_crash(error)
+    return as_json(Said(lost=told.message))
 
 
 def _read_lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, bytes]]:

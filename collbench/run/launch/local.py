@@ -90,7 +90,7 @@ class ForkServer(Parent):
 
     def note(self) -> tuple[Note, list[int]]:
         """The next note about a rank (wait for the descriptor to be readable first). EOFError if
-        the server itself died."""
+        the server itself died, CannotRun where it cannot fork the rank."""
         try:
             data, fds, _, _ = socket.recv_fds(self._ours, 65536, 1)
         except ConnectionResetError:
@@ -98,7 +98,9 @@ class ForkServer(Parent):
         if not data:
             raise EOFError
         self._up = True
-        return msgspec.json.decode(data, type=Note), fds
+        note = msgspec.json.decode(data, type=Note)
+        self.refuse_unforked(note)
+        return note, fds
 
     def close(self) -> None:
         """End the server, and with it every rank it still has."""
@@ -333,7 +335,7 @@ class LocalWatch(RankWatch):
                 )
             self.errors.clear()
             self.deaths.clear()
-            self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
+            self._over = min(self._over, self.clock.read() + LEAVE_SECONDS)
         if last or not self._waits_for_mpirun():
             super().check(last)
 

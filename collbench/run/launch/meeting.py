@@ -25,7 +25,6 @@ import secrets
 import signal
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +36,7 @@ import psutil
 
 from collbench.core.errors import CannotRun
 from collbench.run.launch import folders
+from collbench.run.launch.awake import AwakeClock
 from collbench.run.launch.board import (
     IS_STOPPED,
     LEAVE_SECONDS,
@@ -76,6 +76,9 @@ LONGEST = 1e6  # seconds; longer than anything takes
 
 # of the time without progress; whoever is there says so three times in it
 SILENT_SHARE = 0.6
+
+
+LOOK_SECONDS = 1.0  # between readings of the clock
 
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
@@ -265,6 +268,7 @@ class MeetingServer:
         self._verdict = Verdict()
         self._values: dict[str, bytes] = {}
         self._set: dict[str, asyncio.Event] = {}
+        self._clock = AwakeClock()
         # when from each rank; infinity while it waits for an answer
         self._last_beats: dict[int, float] = {}
         self._places: dict[int, Place] = {}  # of ranks, as they said last
@@ -280,10 +284,16 @@ class MeetingServer:
         """Admit ranks and carry out rank 0's orders until these end."""
         asyncio.get_running_loop().set_exception_handler(self._report)
         self._tell_news(News())
+        self._start(self._read_clock())
         self._start(self._admit_ranks())
         with suppress(OSError):
             while line := await orders.readline():
                 self._start(self._answer(msgspec.json.decode(line, type=Order)))
+
+    async def _read_clock(self) -> None:
+        while True:
+            self._clock.read()
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(task := asyncio.create_task(work))  # asyncio alone would forget it
@@ -311,7 +321,7 @@ class MeetingServer:
             case "rest":
                 self._woke = math.inf
             case "resume":
-                self._woke = time.monotonic()
+                self._woke = self._clock.read()
             case "awake":
                 return News(seconds=self._awake())
             case "lost":
@@ -335,14 +345,14 @@ class MeetingServer:
 
     def _awake(self) -> float:
         """Seconds since the launcher let this world go on (worlds in turns), at most LONGEST."""
-        return min(max(time.monotonic() - self._woke, 0.0), LONGEST)
+        return min(max(self._clock.read() - self._woke, 0.0), LONGEST)
 
     def _names(self, ranks: Iterable[int]) -> list[str]:
         return [name_hello(self._came[rank]) for rank in ranks]
 
     def _silent(self, seconds: float) -> list[int]:
         """Ranks that have said nothing for so long, though they have not left."""
-        before = time.monotonic() - seconds
+        before = self._clock.read() - seconds
         late = (rank for rank, at in self._last_beats.items() if at < before)
         return sorted(set(late) - self._left_ranks)
 
@@ -490,7 +500,7 @@ class MeetingServer:
                 if request.op != "beat":
                     writer.write(seal.line(await self._done(request)))
                     await writer.drain()
-                self._last_beats[hello.rank] = time.monotonic()
+                self._last_beats[hello.rank] = self._clock.read()
         except _STRANGE:
             if not self._verdict.refused:
                 self._left_ranks.add(hello.rank)
@@ -641,7 +651,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     asyncio.run(serve(socket.socket(fileno=0)))
-    folders.sweep_folders(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed
+    # of what rank 0 has left that was killed
+    folders.sweep_folders(folders.find_temporary_folder())
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ class Mpirun(Parent):
     def note(self) -> tuple[Note | None, list[int]]:
         """The next note of a warden, once there is something to read; None where what there was is
         no news. EOFError when mpirun has ended, or what has forked ranks of it, and nothing is left
-        to hear."""
+        to hear; CannotRun where a rank could not be forked."""
         ready = [fd for fd, _ in self._ready.poll(0)]
         if self._server and self._server.fileno() in ready:
             self._ready.unregister(self._server.fileno())
@@ -200,6 +200,7 @@ class Mpirun(Parent):
             raise EOFError
         data, fds, _, _ = socket.recv_fds(self._notes, 65536, 2)
         note = msgspec.json.decode(data, type=Note)
+        self.refuse_unforked(note)
         if note.warden:
             return self._follow(note, fds), []
         if note.forked:
@@ -309,7 +310,12 @@ def _guard_rank(notes_path: str, board: str, mpirun: str) -> None:
     except OSError:
         return  # the launching process is gone
     ours, theirs = socket.socketpair()
-    parent_pid, pid = os.getpid(), os.fork()
+    parent_pid = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as e:
+        notes.send(msgspec.json.encode(Note(member.rank, errno=e.errno or 0)))
+        return
     if pid == 0:
         die_with_parent(parent_pid)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -9,6 +9,7 @@ comes to the one process that plans, prints and records.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -26,16 +27,16 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import CannotRun, RunBroken, UsageError
 from collbench.core.text import is_readable, print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record, World
 from collbench.run import memory
 from collbench.run.jobs import Plan
-from collbench.run.launch.board import Phase
+from collbench.run.launch.board import LEAVE_SECONDS, Phase
 from collbench.run.launch.environments import Membership
-from collbench.run.launch.fresh import Side, Told
+from collbench.run.launch.fresh import MEET_SECONDS, Side, Told
 from collbench.run.launch.interpreter import Home, SideName
 from collbench.run.launch.keeper import Answer, Question, digest_file
 from collbench.run.launch.local import FreshRanks
@@ -277,11 +278,11 @@ class RecordCount:
     def __init__(self, plan: Plan) -> None:
         self._jobs = plan.jobs  # an open plan gets more
         self._cases_per_job = 1 + any(job.companion for job in plan.jobs)
-        self._begun, self._done = False, 0
+        self.begun, self._done = False, 0
 
     def count(self, line: World | Record) -> None:
         """Note that a line has come."""
-        self._begun = True
+        self.begun = True
         if isinstance(line, Record):  # the last of a job's is its leader's
             self._done += line.case.is_leader and line.stop != "cut"
 
@@ -296,7 +297,7 @@ class RecordCount:
     def job(self, rank: int = 0) -> int | None:
         """The case at work on, None before the first and after the last."""
         at = self._done // self._cases_per_job
-        return at if self._begun and at < len(self._jobs) else None
+        return at if self.begun and at < len(self._jobs) else None
 
     def label(self, rank: int) -> str:
         """The phrase for what a rank is doing."""
@@ -321,6 +322,8 @@ class SeatWatch(RankWatch):
         self._count = RecordCount(plan)
         super().__init__(plan, listener, [seat.node.host for seat in seats], self._count, _GRACE)
         self._seats, self._world, self._guard, self._look = seats, world, guard, 0.0
+        self._stopped_until = math.inf
+        self._until = self.clock.read() + 2 * MEET_SECONDS + plan.timeout
         self._incoming: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
@@ -350,6 +353,23 @@ class SeatWatch(RankWatch):
             if lost := self._guard():
                 raise self.make_error(lost, 0, "is its host up?")
         self.check(last=len(self.ended) == len(self.hosts))
+        self._refuse_silence()
+
+    def _refuse_silence(self) -> None:
+        """Raises RunBroken where no rank can say any more that others stand still: of the longest
+        that a world may take to open nothing is left, or ranks are stopped for longer than the
+        plan allows."""
+        now = self.clock.read()
+        if not self._count.begun and now > self._until:
+            seconds = 2 * MEET_SECONDS + self.plan.timeout
+            hosts = list(dict.fromkeys(self.hosts))
+            names = ", ".join(hosts[:8]) + f" and {len(hosts) - 8} others" * (len(hosts) > 8)
+            raise RunBroken(
+                f"no world opened within {seconds:g} s on {names}",
+                "does Python load torch there, or does a file server hang?",
+            )
+        if self.stopped and not (self.waiting or self.done) and now > self._stopped_until:
+            raise self.blame_trouble()
 
     def close(self) -> None:
         """End whoever is left."""
@@ -368,6 +388,8 @@ class SeatWatch(RankWatch):
         elif message.says is not None:
             print_message(message.says)
         elif message.stopped is not None:
+            if not self.stopped:  # ranks that are not say earlier that these do not move
+                self._stopped_until = self.clock.read() + self.plan.timeout + LEAVE_SECONDS
             (self.stopped.add if message.stopped else self.stopped.discard)(rank)
         elif message.lost is not None:
             self.ended.add(rank)

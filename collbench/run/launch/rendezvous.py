@@ -20,7 +20,6 @@ import re
 import secrets
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +42,24 @@ FIRST_PORT, LAST_PORT = 20_000, 32_000  # below those that Linux hands out to an
 
 
 LOOPBACK = "lo"
+
+
+# who starts processes on a host: Open MPI 5 and 4, MPICH and Intel MPI, PBS, Cray, Flux
+DAEMONS = (
+    "mpirun",
+    "mpiexec",
+    "prterun",
+    "prted",
+    "orterun",
+    "orted",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "hydra_bstrap_proxy",
+    "pbs_attach",
+    "aprun",
+    "palsd",
+    "flux-shell",
+)
 
 
 _MISSING = "did all ranks start, with the same command line? -T sets the limit"
@@ -94,7 +111,7 @@ def _private_folder(member: Membership) -> Iterator[Path]:
     Raises CannotRun where somebody else has made it.
     """
     name = f"{folders.PREFIX}{os.getuid()}-{_local_name(member)}"
-    folder, opened = Path(tempfile.gettempdir()) / name, None
+    folder, opened = folders.find_temporary_folder() / name, None
     while opened is None:
         folder.mkdir(mode=0o700, exist_ok=True)
         opened = folders.hold_folder(folder)
@@ -118,12 +135,14 @@ def _private_folder(member: Membership) -> Iterator[Path]:
 
 
 def _local_name(member: Membership) -> str:
-    """A name that all ranks of this launch on this host agree on: the launcher's job, else their
-    parent process."""
+    """A name that all ranks of this launch on this host agree on: the launcher's job, else its
+    process that started them, of which each may be a script's child, else their parent process."""
     if job := environments.job_name(member):
         return hashlib.sha256(job.encode()).hexdigest()[:16]
-    parent = psutil.Process(os.getppid())
-    return f"{parent.pid}-{int(parent.create_time() * 100)}"
+    me = psutil.Process()
+    above = me.parents() or [me]
+    starter = next((process for process in above if process.name() in DAEMONS), above[0])
+    return f"{starter.pid}-{int(starter.create_time() * 100)}"
 
 
 def _derive_key(member: Membership) -> bytes:

@@ -129,7 +129,7 @@ class HostLink:
         self.exit_code = 0  # of an ssh client that ended by itself
         self.by_hand = by_hand
         self.settled = threading.Event()  # it has answered, or never will
-        self.last_word = time.monotonic()
+        self.unheard = 0  # signs of life of this side since the last word of that one
         self.places: list[Far] = []
         self._closing, self._errors = False, deque[str](maxlen=_LAST_LINES)
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
@@ -209,14 +209,14 @@ class HostLink:
     def _read(self) -> None:
         assert self._process.stdout
         for line in self._process.stdout:
-            self.last_word = time.monotonic()
+            self.unheard = 0
             if self.settled.is_set():
                 seat, _, message = line.rstrip(b"\n").partition(b" ")
                 # whatever a shell there prints at its end is none of these lines
                 if message and seat.isdigit() and int(seat) < len(self.places):
                     self.places[int(seat)].handle_message(message)
-            elif line.startswith(MARK):
-                self._take_facts(line.removeprefix(MARK))
+            elif MARK in line:  # after what a login script printed without an end of line
+                self._take_facts(line.partition(MARK)[2])
         code = self._process.wait()
         self._reading_errors.join(1.0)
         if not self._closing and not self.trouble:
@@ -505,12 +505,13 @@ class SshPlaces(Places):
     def _beat(self) -> None:
         while not self._closed.wait(self._patience / 4):
             for link in self._links:
+                link.unheard += 1
                 link.beat()
 
     def lost(self) -> str:
         """The hosts that nothing is heard of, in words; "" where there are none."""
-        before = time.monotonic() - self._patience
-        silent = [link.name for link in self._links if link.last_word < before]
+        # a suspension of all, however long, is no more than one of them
+        silent = [link.name for link in self._links if link.unheard > 4]
         return say_silent([_join_some(silent)]) if silent else ""
 
     def close(self) -> None:

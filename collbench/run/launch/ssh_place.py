@@ -79,13 +79,14 @@ class _Serving:
         self._sink, self._folder, self._patience = sink, folder, patience
         self._keepers: dict[int, Keeper] = {}
         self._worlds: set[tuple[int, str]] = set()
-        self._lock, self._last_word = threading.Lock(), time.monotonic()
+        self._lock = threading.Lock()
+        self._unheard = 0  # signs of life since the launching process's last word
         threading.Thread(target=self._beat, daemon=True, name="collbench-beat").start()
 
     def serve_until_closed(self, source: BinaryIO) -> None:
         """Do what each line says, in turn, until there are no more."""
         for line in source:
-            self._last_word = time.monotonic()
+            self._unheard = 0
             seat, _, message = line.rstrip(b"\n").partition(b" ")
             if message:
                 self._carry_out(int(seat), msgspec.json.decode(message, type=Errand))
@@ -111,8 +112,9 @@ class _Serving:
             self._sink.flush()
 
     def _beat(self) -> None:
-        while time.monotonic() - self._last_word < self._patience:
+        while self._unheard <= 4:  # a suspension, however long, is no more than one of them
             time.sleep(self._patience / 4)
+            self._unheard += 1
             self._send("")
         print_message(
             f"{environment.host_name()}: nothing is heard of the launching process for"

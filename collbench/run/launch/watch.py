@@ -10,8 +10,9 @@ that waits for its turn rests. At places ranks watch each other, as joined ones;
 plans only counts their records, so as to say at which case they are.
 
 Limits: ``Plan.timeout`` seconds (-T) without any progress of any rank are a hang, until all are
-done. A rank under a launcher that says nothing for most of that is silent (meeting.SILENT_SHARE).
-Once all are done they have LEAVE_SECONDS to end.
+done; time in which all were suspended does not count (awake.py). A rank under a launcher that says
+nothing for most of that is silent (meeting.SILENT_SHARE). Once all are done they have LEAVE_SECONDS
+to end.
 
 Who is accused: of ranks that ended, raised or are stopped, once ``grace`` seconds have passed in
 which the one to blame may be heard of, first one whose process has ended or is stopped
@@ -39,6 +40,7 @@ import msgspec
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, says_peer_is_gone
 from collbench.core.text import print_message
 from collbench.run.jobs import Plan
+from collbench.run.launch.awake import AwakeClock
 from collbench.run.launch.board import IS_STOPPED, LEAVE_SECONDS
 from collbench.run.launch.world import Failure, Listener, Said
 from collbench.survive.signals import name_signal
@@ -116,7 +118,8 @@ class RankWatch:
         self.done: set[int] = set()
         self.ended: set[int] = set()
         self.waits_at = -1  # for its world's turn, at this job
-        self._beats, self._moved = progress.beats(), time.monotonic()
+        self.clock = AwakeClock()
+        self._beats, self._moved = progress.beats(), self.clock.read()
         self._grace = grace
         self._since: float | None = None  # the first trouble
         self._over = math.inf
@@ -136,7 +139,7 @@ class RankWatch:
         elif message.done:
             self.done.add(rank)
             limit = LEAVE_SECONDS if self.finished else self.plan.timeout
-            self._over = min(self._over, time.monotonic() + limit)
+            self._over = min(self._over, self.clock.read() + limit)
         return message
 
     def note_end(self, rank: int, death: Death | None) -> None:
@@ -168,7 +171,7 @@ class RankWatch:
     def overdue(self) -> bool:
         """Whether ranks have had LEAVE_SECONDS since the last was done, or their time without any
         progress since the first was."""
-        return time.monotonic() > self._over
+        return self.clock.read() > self._over
 
     def check(self, last: bool = False) -> None:
         """Raise what broke the world, once there has been time to hear of it, or nothing more is to
@@ -211,7 +214,7 @@ class RankWatch:
 
     def _measure_standstill(self) -> float:
         """Seconds since any rank has moved, once they are more than the plan allows; before, 0."""
-        latest, now = self.beats(), time.monotonic()
+        latest, now = self.beats(), self.clock.read()
         if latest != self._beats:
             self._beats, self._moved = latest, now
         seconds = now - self._moved
@@ -223,7 +226,7 @@ class RankWatch:
 
     def rest(self, until: float = 0.0) -> None:
         """Note that nobody was to move, until so many seconds ago."""
-        self._moved = time.monotonic() - until
+        self._moved = self.clock.read() - until
 
     def has_rested(self) -> bool:
         """Whether ranks that stand still were to do so."""

@@ -539,10 +539,10 @@ def local_rank(rank: int, board: Board, at: socket.socket) -> int:
     an exit status."""
     stream = at.makefile("rwb")
     channel = Channel(stream, stream)
-    orders = msgspec.json.decode(stream.readline(), type=Asked)
-    n = orders.plan.processes
-    setup = Place(rank, n, rank, n, "local")
     try:
+        orders = msgspec.json.decode(stream.readline(), type=Asked)
+        n = orders.plan.processes
+        setup = Place(rank, n, rank, n, "local")
         board.enter(rank, Phase.CONNECTING)
         control = connect_control(setup, dist.FileStore(orders.store, n))  # type: ignore[attr-defined]
         Worker(

@@ -10,6 +10,7 @@ import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import factories
@@ -215,6 +216,43 @@ def test_a_quantile_is_the_sample_that_numpy_picks(q: float) -> None:
         found = stats.quantile(times, q)
         assert found in (None, np.quantile(times, q, method="inverted_cdf"))
         assert (found is None) == (stats.interval_ranks(n, q) is None)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has room for no run."""
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
+
+
+@pytest.mark.usefixtures("full")
+def test_a_run_is_refused_on_a_full_disk_and_nothing_is_removed(tmp_path: Path) -> None:
+    empty, target, link = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+    empty.touch()
+    target.touch()
+    link.symlink_to(target)
+    for output in (empty, link, tmp_path / "new.jsonl"):
+        with pytest.raises(CannotRun, match="has 1 MiB left"):
+            store.open_writer(factories.run(), output)
+    assert sorted(tmp_path.iterdir()) == [empty, target, link]
+    assert (empty.stat().st_size, target.stat().st_size) == (0, 0)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_device_takes_a_run_whatever_room_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", lambda path: pytest.fail(f"{path} is removed"))
+    store.open_writer(factories.run(), Path("/dev/null")).close()
+
+
+@pytest.mark.usefixtures("full")
+def test_the_disk_of_a_folder_that_is_yet_to_be_made_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "home"))
+    with pytest.raises(CannotRun, match=f"{tmp_path} has 1 MiB left"):
+        store.open_writer(factories.run(), None)
+    assert not (tmp_path / "home").exists()
 
 
 def three(path: Path) -> tuple[run_file.Writer, list[Record]]:

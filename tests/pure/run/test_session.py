@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,11 +22,13 @@ from collbench.machine import environment
 from collbench.records import rows, run_file
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import End, Record, Run, World
-from collbench.run import session
+from collbench.run import pace, session
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch import environments
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
+from collbench.run.launch.local import FreshRanks
+from collbench.run.launch.watch import RankWatch
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, prepare_order
 from collbench.run.reporter import Reporter
@@ -282,6 +285,43 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
     assert sorted(r.case.key for r in whole.records) == sorted(case.key for case in jobs)
     assert {r.stop for r in whole.records} == {"budget"}
     assert run_file.read_outline(path).cases == len(jobs)
+
+
+class Fresh(FreshRanks):
+    """Ranks of their own for each plan that needs any."""
+
+    def measure(self, plan: Plan, listener: Listener) -> None:
+        Passing(None).run([plan], listener)
+
+    def started(self, plan: Plan, listener: Listener) -> AbstractContextManager[RankWatch]:
+        pytest.fail("no process is started")
+
+
+@pytest.mark.parametrize("budget", [None, 60.0])
+@pytest.mark.parametrize("backends", [("model", "gloo"), ("gloo", "model")])
+def test_predictions_have_no_pace_beside_measurements(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backends: tuple[str, str],
+    budget: float | None,
+) -> None:
+    """Whether cases are measured within a budget, or all of them last."""
+    for name in ("LONG_RUN", "LONG_CASE", "AT_ONCE"):
+        monkeypatch.setattr(pace, name, -1.0)
+    monkeypatch.setattr(session, "choose_world", lambda *_: Fresh())
+    axes = msgspec.structs.replace(SWEEP.axes, backends=backends)
+    suite = msgspec.structs.replace(SWEEP, axes=axes)
+    order = Order(suite=suite, command=(), output=tmp_path / "run.jsonl", budget=budget)
+    assert session.execute_order(order, lambda: Disturbed(lambda: None)) == Exit.OK
+    records = run_file.read_file(tmp_path / "run.jsonl").records
+    found = {(r.case.backend, r.case.size, r.case.in_place): r.status for r in records}
+    statuses = {"model": "predicted", "gloo": "ok"}
+    assert found == {
+        (backend, size, in_place): statuses[backend]
+        for backend in backends
+        for size in (8, 64)
+        for in_place in (False, True)
+    }
 
 
 @pytest.mark.parametrize("budget", [None, 60.0])

@@ -515,8 +515,9 @@ def test_names_that_are_no_suite_and_files_that_are_no_text(tmp_path: Path) -> N
     with pytest.raises(UsageError) as caught:
         toml.load_suite("smok")
     assert (caught.value.message, caught.value.hint) == ("no suite 'smok'", "did you mean smoke?")
-    with pytest.raises(UsageError, match="no suite"):
-        toml.load_suite(str(tmp_path))
+    for name in (str(tmp_path), "x" * 300):
+        with pytest.raises(UsageError, match="no suite"):
+            toml.load_suite(name)
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"binary\.toml: .*utf-8"):

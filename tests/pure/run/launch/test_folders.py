@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.core.errors import RunBroken
+from collbench.core.errors import CannotRun, RunBroken
 from collbench.run.launch import folders
 
 
@@ -63,6 +63,18 @@ def test_others_folders_files_and_links_stay(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
     folders.sweep_folders(place)
     assert folder.is_dir()
+
+
+def test_no_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose disk is read-only."""
+
+    def find_none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(folders.tempfile, "gettempdir", find_none)
+    with pytest.raises(CannotRun) as caught, folders.make_private():
+        pass
+    assert caught.value.hint == "set TMPDIR to a folder that can be written"
 
 
 def test_a_folder_of_temporary_files_that_was_removed_is_named(place: Path) -> None:

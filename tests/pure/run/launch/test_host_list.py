@@ -28,6 +28,10 @@ def test_words(text: str, expected: list[tuple[str, int]]) -> None:
     assert [(host.target, host.slots) for host in parse_hosts(text)] == expected
 
 
+def test_a_list_may_be_longer_than_a_files_name() -> None:
+    assert len(parse_hosts(",".join(f"node{number:03d}" for number in range(600)))) == 600
+
+
 def test_a_file_has_a_host_a_line(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(
@@ -84,6 +88,7 @@ def test_a_file_of_this_folder_needs_no_slash(
         ("./absent", "No such file"),
         ("absent.txt", "No such file"),
         ("@absent.txt", "No such file"),
+        ("@~nobody-has-this-name/hosts", "this home folder is unknown"),
     ],
 )
 def test_what_is_refused(text: str, words: str) -> None:

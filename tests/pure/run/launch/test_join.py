@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from factories import case, record, run, world
 
-from collbench.core.errors import Exit, RunBroken
+from collbench.core.errors import CannotRun, Exit, RunBroken
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
 from collbench.run.jobs import Plan
@@ -184,6 +185,23 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return says
 
 
+def test_a_board_has_its_room_on_the_disk(tmp_path: Path) -> None:
+    """A rank that wrote where the disk has none would be killed."""
+    path = tmp_path / "board"
+    join._make_board(path, 1 << 20)
+    assert path.stat().st_blocks * 512 >= 1 << 20
+
+
+def test_a_full_disk_for_a_board_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_no_room(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", find_no_room)
+    with pytest.raises(CannotRun, match="No space left on device") as caught:
+        join._make_board(tmp_path / "board", 512)
+    assert "TMPDIR" in caught.value.hint
+
+
 def test_rank_0_names_who_is_behind_or_nobody(verdict: Callable[..., str]) -> None:
     assert verdict(0, "", At(), (2, 1)) == "rank 1 on a has not moved"
     assert verdict(0, "", At()) == "all 2 ranks hang in the same call"
@@ -230,7 +248,10 @@ def test_a_rank_that_only_left_first_is_not_accused_where_one_is_stopped() -> No
         assert join._blame_rank(peer, meeting) == words
 
 
-def test_a_rank_that_loses_rank_0_before_any_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["_share_refusal", "_agree_on_plans"])
+def test_a_rank_that_loses_rank_0_before_any_plan_says_so(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No fault of collbench's: exit code 4, and no traceback."""
     meeting = SimpleNamespace(
         host=None,
@@ -243,7 +264,8 @@ def test_a_rank_that_loses_rank_0_before_any_plan_says_so(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(join, "hold_meeting", lambda *_: nullcontext(meeting))
     monkeypatch.setattr(join, "divert_stdout", lambda: None)
-    monkeypatch.setattr(join.Joined, "_agree_on_plans", lose)
+    monkeypatch.setattr(join.Joined, "_share_refusal", lambda *_: False)
+    monkeypatch.setattr(join.Joined, step, lose)
     ranks = join.Joined(Membership("srun", 1, 2, 0, 1), 5.0)
     with pytest.raises(RunBroken, match=r"rank 1 of 2 on .* lost rank 0 on h0"):
         ranks.run([], Listener(lambda line: None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -21,8 +22,8 @@ from collbench.run.backends import _memory
 from collbench.run.jobs import Plan
 from collbench.run.launch import local
 from collbench.run.launch.board import Board, Phase
-from collbench.run.launch.forkserver import Note, Parent
-from collbench.run.launch.local import LocalWatch
+from collbench.run.launch.forkserver import Note, Parent, Server, Spawn
+from collbench.run.launch.local import ForkServer, LocalWatch
 from collbench.run.launch.watch import Death
 from collbench.run.launch.world import Failure, Listener
 from collbench.suite.policy import Policy
@@ -233,6 +234,30 @@ def test_wardens_that_load_are_no_standstill_of_mpirun(monkeypatch: pytest.Monke
     assert watch._loading() == [1.0]
     watch._wardens.update({0: 70, 1: 71})
     assert watch._loading() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "ulimit -v")]
+)
+def test_a_rank_that_cannot_be_forked_is_told_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server, parent = Server.__new__(Server), ForkServer.__new__(ForkServer)
+    server._control, server._ranks, parent._ours = theirs, {}, ours
+    _, fd = Board.create(2)
+
+    def fork() -> int:
+        raise OSError(number, os.strerror(number))
+
+    with ours, theirs:
+        monkeypatch.setattr(os, "fork", fork)
+        server._spawn(Spawn(2), fd)
+        with pytest.raises(CannotRun) as caught:
+            parent.note()
+    assert caught.value.message.startswith("the fork server cannot start rank 0: ")
+    assert os.strerror(number) in caught.value.message
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("there", [True, False])

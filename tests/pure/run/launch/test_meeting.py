@@ -24,7 +24,7 @@ import pytest
 
 from collbench import __version__
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
-from collbench.run.launch import connection, host, meeting, rendezvous
+from collbench.run.launch import awake, connection, folders, host, meeting, rendezvous
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.rank.control import Store
@@ -399,6 +399,23 @@ def test_a_line_that_was_changed_under_way_ends_its_rank_only(launch: Launch) ->
     assert known_to_be_gone(launch) == [1]
 
 
+@pytest.mark.parametrize("seconds", [5.0, 500.0])
+def test_a_suspension_is_no_silence(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Of the process in which ranks meet, and of those beside it."""
+    now = 1000.0
+    monkeypatch.setattr(awake, "time", SimpleNamespace(monotonic=lambda: now))
+    server = meeting.MeetingServer(None, meeting.Terms(2, KEY, SECONDS), None)  # type: ignore[arg-type]
+    server._last_beats = dict.fromkeys((0, 1), server._clock.read())
+    server._woke = server._clock.read()
+    now += seconds
+    assert server._silent(4.0) == []
+    assert server._awake() <= awake.GAP_SECONDS
+    for _ in range(3):
+        now += 1.0
+        server._clock.read()
+    assert server._silent(4.0) == [0, 1]
+
+
 def known_to_be_gone(launch: Launch) -> list[int]:
     """The ranks that rank 0 knows to be gone, once there are any."""
     until = time.monotonic() + 10
@@ -518,7 +535,7 @@ def test_one_host_meets_in_a_private_folder(
 ) -> None:
     deep = tmp_path / ("long" * 40)
     deep.mkdir()
-    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(deep))
     alone = Membership("torchrun", 0, 1, 0, 1)
     with rendezvous.agree_on_doors(alone, SECONDS) as (places, key):
         kept = host.Host(meeting.open_listener(places), 1, key, SECONDS)
@@ -536,6 +553,44 @@ def test_one_host_meets_in_a_private_folder(
         rendezvous.agree_on_doors(alone, SECONDS),
     ):
         pass
+
+
+class Process:
+    """A process, and those above it."""
+
+    def __init__(self, pid: int, *above: str) -> None:
+        self.pid, self._above = pid, above
+
+    def parents(self) -> list[SimpleNamespace]:
+        above = enumerate(self._above)
+        return [
+            SimpleNamespace(
+                pid=7 if name == "hydra_pmi_proxy" else self.pid - 1 - depth,
+                name=lambda name=name: name,
+                create_time=lambda: 1.5,
+            )
+            for depth, name in above
+        ]
+
+
+@pytest.mark.parametrize(
+    ("above", "alike"),
+    [
+        (("hydra_pmi_proxy", "mpiexec.hydra"), True),
+        (("bash", "hydra_pmi_proxy", "mpiexec.hydra", "bash"), True),
+        (("bash", "bash", "hydra_pmi_proxy"), True),
+        (("bash", "sshd"), False),
+    ],
+)
+def test_ranks_of_a_launch_without_a_name_meet_also_below_scripts(
+    above: tuple[str, ...], alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous.environments, "job_name", lambda member: "")
+    member, names = Membership("mpirun", 0, 2, 0, 2), []
+    for pid in (100, 200):
+        monkeypatch.setattr(rendezvous.psutil, "Process", lambda pid=pid: Process(pid, *above))
+        names.append(rendezvous._local_name(member))
+    assert (names[0] == names[1]) is alike
 
 
 @pytest.mark.parametrize(

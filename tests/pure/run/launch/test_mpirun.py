@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from collbench.core.errors import CannotRun
 from collbench.run.launch import mpirun
 from collbench.run.launch.forkserver import Note
 
@@ -92,6 +94,15 @@ def test_a_rank_whose_warden_ends_before_it_is_named(world: mpirun.Mpirun, tmp_p
         warden.wait()
         assert world.note()[0] == Note(2, alone=True)
         assert tell(Note(1, warden=warden.pid)) == Note(1, alone=True)
+
+
+def test_a_warden_that_cannot_fork_its_rank_is_told_with_a_remedy(
+    world: mpirun.Mpirun, tmp_path: Path
+) -> None:
+    with told(world, tmp_path) as tell, pytest.raises(CannotRun) as caught:
+        tell(Note(2, errno=errno.EAGAIN))
+    assert caught.value.message == "mpirun cannot start rank 2: Resource temporarily unavailable"
+    assert "ulimit -u" in caught.value.hint
 
 
 def test_a_killed_mpirun_is_the_news_and_not_the_wardens_that_end_with_it(

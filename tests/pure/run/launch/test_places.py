@@ -3,12 +3,16 @@ No Ray, no processes."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import resource
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,6 +22,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.features.compare.ab import variants
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
+from collbench.run.launch import awake, places
 from collbench.run.launch import watch as watches
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
@@ -259,6 +264,67 @@ def test_who_is_not_heard_of_breaks_a_world() -> None:
     )
     with pytest.raises(RunBroken, match="nothing is heard of X while starting up"):
         watch.move(0)
+
+
+def watch_silence(
+    monkeypatch: pytest.MonkeyPatch, *events: tuple[int, dict[str, Any]]
+) -> SeatWatch:
+    """A watch that has heard no more than this for 1000 s."""
+    now = 1000.0
+    time = SimpleNamespace(monotonic=lambda: now)
+    for module in (awake, watches, places):
+        monkeypatch.setattr(module, "time", time)
+    watch = SeatWatch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "")
+    for rank, event in events:
+        watch.handle_line(rank, msgspec.json.encode(event).decode())
+    for _ in range(1000):
+        watch.move(0)
+        now += 1.0
+    return watch
+
+
+def test_a_world_that_never_opens_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the file server of all hosts hangs, from which Python is loaded."""
+    with pytest.raises(RunBroken) as caught:
+        watch_silence(monkeypatch, *BEGUN[:2])
+    assert caught.value.message == "no world opened within 270 s on node0, node1"
+    assert caught.value.job is None
+
+
+def test_a_world_that_is_open_is_for_its_ranks_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch_silence(monkeypatch, *BEGUN).busy()
+
+
+def test_a_world_whose_ranks_are_all_stopped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunBroken, match=r"rank 0 on node0 \(pid 70\) is stopped \(SIGSTOP\)"):
+        watch_silence(monkeypatch, *BEGUN, (0, {"stopped": True}), (1, {"stopped": True}))
+
+
+@pytest.mark.parametrize("event", [{"stopped": False}, {"turn": 0}, {"done": True}])
+def test_who_is_stopped_harms_nobody_who_waits_or_is_done(
+    event: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watch_silence(monkeypatch, *BEGUN, (1, {"stopped": True}), (1, event))
+    assert not watch.ended
+
+
+@pytest.mark.parametrize("side", [None, Side(option="--base")])
+def test_a_place_without_a_process_to_be_had_is_lost(
+    side: Side | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    keeper, lines = Keeper(tmp_path), []
+    instructions = Told(Membership("ssh", 0, 1, 0, 1), "10.0.0.1", "w", "key", {}, None, side)
+    if side:
+        keeper.run(instructions, lines.append)
+    else:
+        lines += keeper.lines(instructions)
+    assert [msgspec.json.decode(line) for line in lines] == [
+        {"lost": "Resource temporarily unavailable"}
+    ]
 
 
 class Asked:

@@ -4,8 +4,11 @@ where ranks reach a host. No processes."""
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shlex
+import threading
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +115,18 @@ def test_settings_go_to_hosts_and_secrets_and_jobs_do_not() -> None:
 def test_boot_says_the_mark_that_is_looked_for() -> None:
     compile(BOOT, "BOOT", "exec")
     assert f'"{MARK.decode()}"' in BOOT
+
+
+@pytest.mark.parametrize("printed", ["", "welcome\n", "welcome", "\x1b[0m\nlast login: "])
+def test_an_answer_is_found_behind_what_a_login_script_prints(printed: str) -> None:
+    link = ssh.HostLink.__new__(ssh.HostLink)
+    answer = printed.encode() + MARK + msgspec.json.encode(HERE) + b"\n0 w {}\n"
+    link._process = SimpleNamespace(stdout=io.BytesIO(answer), wait=lambda: 0)  # type: ignore[assignment]
+    link._reading_errors = SimpleNamespace(join=lambda seconds: None)  # type: ignore[assignment]
+    link._closing, link._errors, link.trouble = False, deque(maxlen=3), ""
+    link.settled, link.places = threading.Event(), []
+    link._read()
+    assert link.facts == HERE
 
 
 @pytest.mark.parametrize(

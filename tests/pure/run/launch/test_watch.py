@@ -11,6 +11,7 @@ from factories import case
 
 from collbench.core.errors import RunBroken
 from collbench.run.jobs import Job, Plan
+from collbench.run.launch import awake
 from collbench.run.launch import watch as watches
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase
 from collbench.run.launch.watch import Death, RankWatch
@@ -53,11 +54,18 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def advance(self, watch: RankWatch, seconds: float) -> None:
+        """Let so many seconds pass, at the beginning of each of which the watch looks."""
+        for _ in range(int(seconds)):
+            watch.move(0)
+            self.now += 1.0
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(watches, "time", SimpleNamespace(monotonic=clock.monotonic))
+    for module in (watches, awake):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 
@@ -69,10 +77,7 @@ def verdict(watch: RankWatch) -> RunBroken:
 
 def test_ranks_that_all_hang_are_no_ones_fault_once_the_limit_is_over(clock: Clock) -> None:
     watch = Watched()
-    watch.move(0)
-    clock.now += LIMIT
-    watch.move(0)
-    clock.now += 1
+    clock.advance(watch, LIMIT + 1)
     error = verdict(watch)
     assert error.message.startswith(HANG)
     assert error.job == 0
@@ -81,10 +86,10 @@ def test_ranks_that_all_hang_are_no_ones_fault_once_the_limit_is_over(clock: Clo
 def test_one_rank_that_moves_is_progress_of_all(clock: Clock) -> None:
     watch = Watched()
     for _ in range(3):
-        clock.now += LIMIT - 1
+        clock.advance(watch, LIMIT - 1)
         watch.board.count_calls(2)
         watch.move(0)
-    clock.now += LIMIT + 1
+    clock.advance(watch, LIMIT + 1)
     assert verdict(watch).message.startswith("rank 0 on a has not moved for 31 s while measuring")
 
 
@@ -93,8 +98,7 @@ def test_who_is_behind_is_named_with_host_and_process(clock: Clock) -> None:
     watch.pids[2] = 70
     for rank in (0, 1):
         watch.board.count_calls(rank)
-    watch.move(0)
-    clock.now += LIMIT + 1
+    clock.advance(watch, LIMIT + 1)
     assert verdict(watch).message.startswith("rank 2 on b (pid 70) has not moved for 31 s while")
 
 
@@ -103,8 +107,7 @@ def test_nobody_is_behind_for_fewer_signs_of_life(clock: Clock) -> None:
     watch = Watched()
     for _ in range(5):
         watch.board.beat(0)
-    watch.move(0)
-    clock.now += LIMIT + 1
+    clock.advance(watch, LIMIT + 1)
     assert verdict(watch).message.startswith(HANG)
 
 
@@ -115,8 +118,7 @@ def test_calls_of_an_earlier_case_are_no_lead_in_the_next(clock: Clock) -> None:
         watch.board.enter(rank, Phase.MEASURING, 0)
     watch.board.count_calls(1)
     watch.board.count_calls(2)
-    watch.move(0)
-    clock.now += LIMIT + 1
+    clock.advance(watch, LIMIT + 1)
     assert verdict(watch).message.startswith("rank 0 on a has not moved for 31 s")
 
 
@@ -127,31 +129,25 @@ def test_a_rank_that_has_not_begun_is_behind_those_that_have(clock: Clock) -> No
         watch.board.count_calls(rank, 9)
     for rank in (0, 2):
         watch.board.enter(rank, Phase.PREPARING, 0)
-    watch.move(0)
-    clock.now += LIMIT + 1
+    clock.advance(watch, LIMIT + 1)
     assert verdict(watch).message.startswith("rank 1 on a has not moved for 31 s")
 
 
 def test_what_a_launcher_sees_to_be_wrong_comes_before_who_is_behind(clock: Clock) -> None:
     watch = Watched()
     watch.board.count_calls(0)
-    watch.move(0)
     watch.obstacle = watch.accuse(1, "is stopped")
-    clock.now += LIMIT + 1
+    clock.advance(watch, LIMIT + 1)
     assert verdict(watch) is watch.obstacle
 
 
 def test_a_world_that_waits_for_its_turn_rests_until_it_has_it(clock: Clock) -> None:
     watch = Watched()
     watch.handle_line(0, '{"turn": 0}')
-    for _ in range(3):
-        clock.now += LIMIT + 1
-        watch.move(0)
+    clock.advance(watch, 3 * LIMIT)
     watch.go()
     assert watch.answers == [(0, b"null")]
-    clock.now += LIMIT
-    watch.move(0)
-    clock.now += 1
+    clock.advance(watch, LIMIT)
     assert verdict(watch).message.startswith(HANG)
 
 
@@ -159,12 +155,30 @@ def test_ranks_that_are_done_hang_no_more_but_have_a_limit_to_leave(clock: Clock
     watch = Watched()
     for rank in range(3):
         watch.handle_line(rank, '{"done": true}')
-    clock.now += LEAVE_SECONDS
-    watch.move(0)
+    for _ in range(int(LEAVE_SECONDS)):
+        assert watch.busy()
+        clock.now += 1.0
     assert watch.busy()
-    clock.now += LIMIT + 1
-    watch.move(0)
+    clock.now += 1.0
     assert not watch.busy()
+
+
+def test_time_in_which_all_were_suspended_is_no_hang(clock: Clock) -> None:
+    """As by Ctrl-Z and fg, after which ranks have yet to move."""
+    watch = Watched()
+    clock.advance(watch, LIMIT / 2)
+    clock.now += 100 * LIMIT
+    watch.move(0)
+    with pytest.raises(RunBroken, match="all 3 ranks hang in the same call"):
+        clock.advance(watch, LIMIT)
+
+
+def test_time_in_which_all_were_suspended_is_none_to_leave_in(clock: Clock) -> None:
+    watch = Watched()
+    for rank in range(3):
+        watch.handle_line(rank, '{"done": true}')
+    clock.now += 100 * LIMIT
+    assert watch.busy()
 
 
 def test_ranks_whose_process_has_ended_are_listened_to_no_more() -> None:
