@@ -117,15 +117,15 @@ def _describe_gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _list_amd_gpus(root: Path) -> Sequence[Gpu]:
-    """AMD's GPUs by the kernel's files, as many as the environment leaves."""
-    nodes = amd.list_gpu_nodes(root)
+    """AMD's GPUs by the kernel's files, those that the environment leaves."""
+    nodes = amd.select_visible(amd.list_gpu_nodes(root), os.environ)
     sizes = [
         [
             sysfs.read_integer(root / "sys/bus/pci/devices" / node.pci / f"mem_info_vram_{what}")
             or 0
             for what in ("total", "used")
         ]
-        for node in nodes[: amd.count_visible(len(nodes), os.environ)]
+        for node in nodes
     ]
     return tuple(
         Gpu(total - used, node.cache) for node, (total, used) in zip(nodes, sizes, strict=False)
