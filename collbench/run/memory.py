@@ -38,6 +38,34 @@ PAGE = 4096
 L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 
 
+class Computing(NamedTuple):
+    """What computation on a rank works on: square matrices of ``side`` rows of numbers of
+    ``itemsize`` bytes, and copies of ``chunk`` bytes at a time that go through two stores."""
+
+    side: int
+    itemsize: int
+    chunk: int
+    store: int  # bytes of each
+
+
+HOST_COMPUTING = Computing(256, 4, 4 << 20, 64 << 20)
+
+
+# copies are to take much longer than their launch, and to outgrow caches of 256 MiB
+GPU_COMPUTING = Computing(4096, 2, 64 << 20, 1 << 30)
+
+
+WORKSPACE = 32 << 20  # of a library that multiplies matrices: cuBLAS's for a stream
+
+
+def count_computing_bytes(kind: str, on_gpu: bool) -> int:
+    """Bytes of a rank for computation of this kind, on its GPU or on its host."""
+    sizes = GPU_COMPUTING if on_gpu else HOST_COMPUTING
+    multiplied = 3 * sizes.side**2 * sizes.itemsize + WORKSPACE
+    copied = 2 * sizes.store
+    return multiplied * (kind in ("auto", "gemm")) + copied * (kind in ("auto", "copy"))
+
+
 class Room(NamedTuple):
     """``available`` bytes for ``sharers`` ranks, each taking ``base`` beyond buffers; ``where``
     completes "needs …"."""
