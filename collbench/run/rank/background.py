@@ -211,7 +211,7 @@ class Behind:
     def _run(self) -> None:
         stream, stop = self._backend.stream, False
         try:
-            with stream.beside("background") if stream else nullcontext():
+            with stream.use_lane("background") if stream else nullcontext():
                 while not stop:
                     for _ in range(self._task.together):
                         began = clock()

@@ -31,7 +31,7 @@ class Stream(Protocol):
         """An event that is reached when ``work``, a call under way, is done and those before it of
         its lane are; this stream does not wait for it."""
 
-    def beside(self, lane: object) -> AbstractContextManager[None]:
+    def use_lane(self, lane: object) -> AbstractContextManager[None]:
         """Have the calling thread issue its work to the lane's own stream, of which the methods
         then speak there."""
 
@@ -76,7 +76,7 @@ class Cuda:
             return self.mark()
 
     @contextmanager
-    def beside(self, lane: object) -> Iterator[None]:
+    def use_lane(self, lane: object) -> Iterator[None]:
         """Issue this thread's work to the lane's own stream."""
         torch.cuda.set_device(self._device)  # a new thread's is GPU 0, which would get a context
         with torch.cuda.stream(self._find_lane_stream(lane)):

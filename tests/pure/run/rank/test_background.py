@@ -50,8 +50,8 @@ class FakeStream:
         self.log.append("drain")
 
     @contextmanager
-    def beside(self, lane: object) -> Iterator[None]:
-        self.log.append(f"beside {lane}")
+    def use_lane(self, lane: object) -> Iterator[None]:
+        self.log.append(f"lane {lane}")
         yield
 
 
@@ -111,9 +111,9 @@ def test_each_block_goes_on_the_same_stream_and_waits_for_it(stream: FakeStream)
     for _ in range(2):
         behind._go()
         behind._rest()
-    assert stream.log[:3] == ["beside background", "once", "drain"]
-    assert {word for word in stream.log if word.startswith("beside")} == {"beside background"}
-    assert stream.log.count("beside background") == 2
+    assert stream.log[:3] == ["lane background", "once", "drain"]
+    assert {word for word in stream.log if word.startswith("lane")} == {"lane background"}
+    assert stream.log.count("lane background") == 2
 
 
 def test_a_thread_works_on_its_ranks_gpu_and_keeps_its_stream(
@@ -133,7 +133,7 @@ def test_a_thread_works_on_its_ranks_gpu_and_keeps_its_stream(
     monkeypatch.setattr(torch.cuda, "stream", choose)
     cuda = Cuda(GPU)
     for _ in range(2):
-        with cuda.beside("background"):
+        with cuda.use_lane("background"):
             log.append("work")
     assert log == [GPU, "made", "first", "work", GPU, "first", "work"]
 
