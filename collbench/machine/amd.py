@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +51,12 @@ class Reading(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A GPU, or a partition of one, as the kernel's compute driver lists it: its PCI address, and
-    bytes of its largest cache."""
+    """A GPU, or a partition of one, as the kernel's compute driver lists it: its PCI address, bytes
+    of its largest cache, and its UUID as lists of visible GPUs have it."""
 
     pci: str
     cache: int
+    uuid: str
 
 
 def load_amdsmi() -> Any:
@@ -183,7 +182,7 @@ def list_gpu_nodes(root: Path) -> list[Node]:
     for node in places:
         facts = {
             name: sysfs.read_integer(node / "properties", rf"^{name} (\d+)$") or 0
-            for name in ("simd_count", "domain", "location_id")
+            for name in ("simd_count", "domain", "location_id", "unique_id")
         }
         if facts["simd_count"]:
             bus, device = facts["location_id"] >> 8 & 0xFF, facts["location_id"] >> 3 & 0x1F
@@ -192,27 +191,41 @@ def list_gpu_nodes(root: Path) -> list[Node]:
                 for cache in (node / "caches").glob("[0-9]*")
             )
             pci = f"{facts['domain']:04x}:{bus:02x}:{device:02x}.0"
-            gpu_nodes.append(Node(pci, max(sizes, default=0) << 10))
+            uuid = f"GPU-{facts['unique_id']:016x}"
+            gpu_nodes.append(Node(pci, max(sizes, default=0) << 10, uuid))
     return gpu_nodes
 
 
 ROCM_PART = "lib/libtorch_hip.so"  # of a torch that is built for ROCm
 
 
-def count_visible(present: int, environ: Mapping[str, str]) -> int:
-    """How many of so many GPUs the environment leaves; a list ends at -1, or where it is empty."""
-    lists = [environ[name].split(",") for name in VISIBLE if name in environ]
-    return (
-        min(
-            present,
-            *(
-                len(list(itertools.takewhile(re.compile(r"\s*\w").match, listed)))
-                for listed in lists
-            ),
-        )
-        if lists
-        else present
-    )
+def select_visible(nodes: Sequence[Node], environ: Mapping[str, str]) -> list[Node]:
+    """The GPUs that the environment leaves, in its order: HIP's list, or else CUDA's, numbers those
+    that the list of ROCm's runtime leaves."""
+    runtime, *names = VISIBLE
+    visible = list(nodes)
+    for name in (runtime, *[name for name in names if name in environ][:1]):
+        if name in environ:
+            visible = _select_listed(visible, environ[name])
+    return visible
+
+
+def _select_listed(nodes: Sequence[Node], listed: str) -> list[Node]:
+    """The GPUs of a list of numbers and UUIDs, which ends at -1 or another number that none has, or
+    where it is empty. A UUID that none has stands for the next one that is not listed."""
+    chosen: list[Node] = []
+    for entry in map(str.strip, listed.split(",")):
+        if entry.isdecimal():
+            candidates = nodes[int(entry) : int(entry) + 1]
+        elif entry.startswith("GPU-"):
+            rest = [node for node in nodes if node not in chosen]
+            candidates = [node for node in rest if node.uuid == entry] or rest
+        else:
+            break
+        if not candidates:
+            break
+        chosen.append(candidates[0])
+    return chosen
 
 
 def _find_constant(smi: Any, name: str) -> Any:

@@ -243,7 +243,7 @@ def gpu_count(root: Path = ROOT) -> int:
     amd.list_gpu_nodes has them. Loads no library."""
     nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
     if not nodes:
-        return amd.count_visible(len(amd.list_gpu_nodes(root)), os.environ)
+        return len(amd.select_visible(amd.list_gpu_nodes(root), os.environ))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
     # -1 ends the list
     return min(nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible))))

@@ -16,7 +16,7 @@ from collbench.core.text import format_count, format_size
 from collbench.machine import cpus
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
-from collbench.run.memory import PAGE, Room, explain_no_room
+from collbench.run.memory import PAGE, Room, count_computing_bytes, explain_no_room
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -74,6 +74,14 @@ def scratch_bytes(case: Case) -> int:
     )
     owned = sum(case.counts) * case.type.size if backend_info(case.backend).owns_results else 0
     return int(copies * case.size) + owned + (8 << 20)
+
+
+def background_bytes(case: Case, policy: Policy) -> int:
+    """The bytes that a rank takes for what is in the case's background, if anything is."""
+    if other := backgrounds.background_case(case):
+        return scratch_bytes(other) + buffer_bytes(other, policy)
+    on_gpu = bool(backend_info(case.backend).gpu)
+    return count_computing_bytes(case.background, on_gpu)
 
 
 @functools.lru_cache(maxsize=256)
@@ -148,7 +156,7 @@ class CollectiveRunner:
         even those of one sample fit."""
         pair = buffer_bytes(case, policy)
         _, available, cache_bytes, sharers, base = room
-        fixed = sharers * (base + scratch_bytes(case))
+        fixed = sharers * (base + scratch_bytes(case) + background_bytes(case, policy))
         target_rotation = wanted_rotation(case, policy, cache_bytes)
         possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
         if possible < 1:
@@ -167,10 +175,9 @@ class CollectiveRunner:
     def measure_memory(self, job: Job, policy: Policy) -> int:
         """Bytes that a rank takes: its process's, all pairs of buffers, the library's, and the
         background's."""
-        other = backgrounds.background_case(job.case)
-        more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
         own_bytes = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
-        return backend_info(job.case.backend).rank_bytes + own_bytes + more
+        beside = background_bytes(job.case, policy)
+        return backend_info(job.case.backend).rank_bytes + own_bytes + beside
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds that a call takes where ranks share cores as here."""

@@ -38,6 +38,34 @@ PAGE = 4096
 L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 
 
+class Computing(NamedTuple):
+    """What computation on a rank works on: square matrices of ``side`` rows of numbers of
+    ``itemsize`` bytes, and copies of ``chunk`` bytes at a time that go through two stores."""
+
+    side: int
+    itemsize: int
+    chunk: int
+    store: int  # bytes of each
+
+
+HOST_COMPUTING = Computing(256, 4, 4 << 20, 64 << 20)
+
+
+# copies are to take much longer than their launch, and to outgrow caches of 256 MiB
+GPU_COMPUTING = Computing(4096, 2, 64 << 20, 1 << 30)
+
+
+WORKSPACE = 32 << 20  # of a library that multiplies matrices: cuBLAS's for a stream
+
+
+def count_computing_bytes(kind: str, on_gpu: bool) -> int:
+    """Bytes of a rank for computation of this kind, on its GPU or on its host."""
+    sizes = GPU_COMPUTING if on_gpu else HOST_COMPUTING
+    multiplied = 3 * sizes.side**2 * sizes.itemsize + WORKSPACE
+    copied = 2 * sizes.store
+    return multiplied * (kind in ("auto", "gemm")) + copied * (kind in ("auto", "copy"))
+
+
 class Room(NamedTuple):
     """``available`` bytes for ``sharers`` ranks, each taking ``base`` beyond buffers; ``where``
     completes "needs …"."""
@@ -117,15 +145,15 @@ def _describe_gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
 
 
 def _list_amd_gpus(root: Path) -> Sequence[Gpu]:
-    """AMD's GPUs by the kernel's files, as many as the environment leaves."""
-    nodes = amd.list_gpu_nodes(root)
+    """AMD's GPUs by the kernel's files, those that the environment leaves."""
+    nodes = amd.select_visible(amd.list_gpu_nodes(root), os.environ)
     sizes = [
         [
             sysfs.read_integer(root / "sys/bus/pci/devices" / node.pci / f"mem_info_vram_{what}")
             or 0
             for what in ("total", "used")
         ]
-        for node in nodes[: amd.count_visible(len(nodes), os.environ)]
+        for node in nodes
     ]
     return tuple(
         Gpu(total - used, node.cache) for node, (total, used) in zip(nodes, sizes, strict=False)

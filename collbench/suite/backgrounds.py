@@ -1,11 +1,12 @@
 """What ranks do in the background of a case, as ``--background`` and a suite's ``backgrounds`` name
 it.
 
-``gemm`` multiplies matrices that fit a core's cache, ``copy`` copies memory that does not, ``spin``
-takes a core of the host and no memory, and ``sleep`` does nothing, as a control. Any other name is
-a collective, on communicators of its own: ``all_to_all`` of the case's size, ``all_to_all:4M`` of
-its own. It is among all ranks, or, with a rule that divides them (``groups.py``), in every group at
-once, ``all_to_all:4M@mod:2``, or in one of them alone, ``all_to_all@div:2#1``. ``none`` is nothing.
+``gemm`` multiplies matrices, on a CPU such as fit a core's cache, ``copy`` copies memory that fits
+no cache, ``spin`` takes a core of the host and no memory, and ``sleep`` does nothing, as a control.
+Any other name is a collective, on communicators of its own: ``all_to_all`` of the case's size,
+``all_to_all:4M`` of its own. It is among all ranks, or, with a rule that divides them
+(``groups.py``), in every group at once, ``all_to_all:4M@mod:2``, or in one of them alone,
+``all_to_all@div:2#1``. ``none`` is nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Every operator that torch has a CUDA kernel for is given to the CPU's, but those that allocate or
 view, which are real. Work waits for what is ahead of it on the stream, and cannot be captured in a
-graph, but for copies that cudaMemcpyAsync can do. What is not replaced and launches a kernel ends
-with an error of the fake runtime.
+graph, but for copies that cudaMemcpyAsync can do and products of matrices that are written to a
+tensor that is there. What is not replaced and launches a kernel ends with an error of the fake
+runtime.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ REAL = frozenset(
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 BLIND = ("ne", "eq", "count_nonzero")  # comparisons that find nothing where FAKE_BLIND says so
 _libraries: list[Any] = []  # which must live as long as what they register
+_captured: list[Any] = []  # functions that graphs call, which may be launched at any time
 
 
 def install() -> None:
@@ -118,7 +120,14 @@ def on_cpu(operator: Any, see: Callable[[Any], Any] = cpu_view) -> Any:
     returns = operator._schema.returns
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        outputs = [kwargs[name] for _, name in written if name in kwargs]
+        if see is widen and outputs and torch.cuda.is_current_stream_capturing():
+            capture(lambda: compute(*args, **kwargs))
+            return outputs[0]
         wait_for_stream(operator)
+        return compute(*args, **kwargs)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             cpu_kwargs = {
                 key: torch.device("cpu") if key == "device" else value
@@ -148,6 +157,16 @@ def on_cpu(operator: Any, see: Callable[[Any], Any] = cpu_view) -> Any:
         return tree_map(lambda value: to_cuda(value, dtype), result)
 
     return run
+
+
+def capture(function: Callable[[], object]) -> None:
+    """Have the graph that is being captured call a function, on the stream's own thread."""
+    import torch
+
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+    _captured.append(called)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    runtime().cudaLaunchHostFunc(stream, called, None)
 
 
 def make_blind(kernel: Any, blind: str) -> Any:

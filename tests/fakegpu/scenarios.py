@@ -145,6 +145,13 @@ RUNS = (
         settings={"FAKE_NCCL_TRACE": "1"},
         long=True,
     ),
+    Scenario(
+        "barriers of groups, each on its ranks' GPUs",
+        f"collbench barrier --split div:2 -g 4 {COUNTED} --format csv",
+        (RAN_RIGHT,),
+        gpus=4,
+        never=(TRACEBACK, FAILED, "Guessing device ID"),  # torch's word
+    ),
     *(
         Scenario(
             f"{name} by sends and receives",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from collbench.core.backend_info import backend_info
 from collbench.core.text import format_clock, format_count, format_duration
 from collbench.features.training import operations as steps
 from collbench.features.training import reshape
@@ -16,7 +17,7 @@ from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.collectives import buffer_bytes, measure_crowding, scratch_bytes
 from collbench.run.jobs import Job
-from collbench.run.memory import AVAILABLE, RANK_BYTES, Room
+from collbench.run.memory import AVAILABLE, RANK_BYTES, Room, count_computing_bytes
 from collbench.run.runner import Forecast
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -31,9 +32,6 @@ GUESS_STEP, GUESS_BLAME = 11, 60
 
 
 GUESS_FLOPS, GUESS_COPY = 50e9, 5e9  # a second, of one core
-
-
-COMPUTING = 160 << 20  # bytes of a rank for what stands for a step's computation
 
 
 MOST_SCALED = 40  # as a power of two: what is still too large at that part of it never fits
@@ -82,7 +80,9 @@ class _StepRunner:
         needs = steps.count_buffer_bytes(
             job.subject, job.case, lambda call_case: buffer_bytes(call_case, policy)
         )
-        return RANK_BYTES + scratch + needs + COMPUTING
+        on_gpu = bool(backend_info(job.case.backend).gpu)
+        computing = count_computing_bytes(job.subject.compute, on_gpu)
+        return RANK_BYTES + scratch + needs + computing
 
     def guess_call(self, job: Job) -> float:
         calls = steps.list_calls(job.subject, job.case)

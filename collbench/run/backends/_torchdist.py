@@ -147,7 +147,9 @@ def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., A
 
 
 def _barrier(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(dist.barrier, group=at.group)
+    # of itself NCCL in torch takes the GPU of the rank's number in its first group
+    device_ids = [send.device.index] if case.backend == "nccl" else None
+    return partial(dist.barrier, group=at.group, device_ids=device_ids)
 
 
 HALFWAY = 6e6  # alpha / beta in bytes: some 20 us for the host to issue a step, at 300 GB/s

@@ -12,12 +12,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
-import torch
 
 from collbench.records.types import BACKGROUND_SAMPLES, Background
 from collbench.run.backends import Backend, do_nothing
@@ -77,6 +77,7 @@ def _make_computation(bench: Bench, case: Case) -> Task:
         do_nothing,
         bench.control.decide,
         backend.finish,
+        backend.stream,
     ).action(unit)
     assert once is not None, "a unit of computation takes time"
     return Task(once, bool, 1, str)
@@ -208,16 +209,15 @@ class Behind:
             raise self._failed[0]
 
     def _run(self) -> None:
-        device, stop = self._backend.device, False
+        stream, stop = self._backend.stream, False
         try:
-            stream = torch.cuda.Stream(device) if self._backend.stream else None  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream):
+            with stream.use_lane("background") if stream else nullcontext():
                 while not stop:
                     for _ in range(self._task.together):
                         began = clock()
                         self._task.once()
                         if stream:
-                            stream.synchronize()
+                            stream.drain()
                         self._times.append(clock() - began)
                     stop = self._task.over(self._stop.is_set())
         except BaseException as e:

@@ -116,8 +116,9 @@ def _read_counters(watch: Watch | None) -> Counters:
     counters = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}
     counters |= {f"ib {machine} {name}": by for name, by in read_ports(root).items()}
     state = watch.read() if watch else None
-    if state and state.nvlink_kib is not None:
-        counters[f"nvlink {machine} {state.index}"] = state.nvlink_kib << 10
+    if watch and state and state.nvlink_kib is not None:
+        # by its address: containers that have a GPU each all call theirs 0
+        counters[f"nvlink {machine} {watch.pci or state.index}"] = state.nvlink_kib << 10
     return counters
 
 

@@ -89,6 +89,8 @@ UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 class Watch(Protocol):
     """Reads one GPU's state by calls some of which ask the GPU, so never while a clock runs."""
 
+    pci: str | None  # the GPU's PCI address, as pci_address has it
+
     def read(self) -> GpuState:
         """The state now; ``throttle`` is what held its clocks back, now or since the reading
         before."""
@@ -106,7 +108,7 @@ class NvmlWatch:
     """An NVIDIA GPU, by nine calls of NVML."""
 
     def __init__(self, nvml: Any, gpu: Any, index: int, name: str) -> None:
-        self._nvml, self._gpu = nvml, gpu
+        self._nvml, self._gpu, self.pci = nvml, gpu, _ask_pci_address(nvml, gpu)
         self._index, self._name = self._ask("Index"), name
         self._index = index if self._index is None else self._index
         application = self._ask("DefaultApplicationsClock", GRAPHICS)
@@ -201,6 +203,7 @@ class AmdWatch:
 
     def __init__(self, smi: Any, gpu: Any, index: int, name: str) -> None:
         self._smi, self._gpu, self._index, self._name = smi, gpu, index, name
+        self.pci = amd.ask_amdsmi(smi, "get_gpu_device_bdf", gpu)
         clock = amd.ask_amdsmi(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
         self._default = amd.read_number(clock, "max_clk")
         self._before = amd.read_state(smi, gpu).limit_counts
@@ -334,9 +337,14 @@ def pci_address(device: torch.device) -> str | None:
     if hasattr(about, "pci_bus_id"):
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
     nvml, gpu = (None, None) if torch.version.hip else _nvml_handle(device)
-    pci = gpu is not None and ask_nvml(nvml, "DeviceGetPciInfo", gpu)
+    address = None if gpu is None else _ask_pci_address(nvml, gpu)
     if nvml:
         ask_nvml(nvml, "Shutdown")
+    return address
+
+
+def _ask_pci_address(nvml: Any, gpu: Any) -> str | None:
+    pci = ask_nvml(nvml, "DeviceGetPciInfo", gpu)
     return topology.format_pci_address(str(pci.busId)) if pci else None
 
 

@@ -3,7 +3,8 @@ capture as a graph; and the check that its marks wait for collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,10 @@ class Stream(Protocol):
     def mark_after(self, work: Any, lane: object) -> Any:
         """An event that is reached when ``work``, a call under way, is done and those before it of
         its lane are; this stream does not wait for it."""
+
+    def use_lane(self, lane: object) -> AbstractContextManager[None]:
+        """Have the calling thread issue its work to the lane's own stream, of which the methods
+        then speak there."""
 
     def elapsed(self, start: Any, end: Any) -> int:
         """Nanoseconds from one mark to another; both must have been reached."""
@@ -66,12 +71,23 @@ class Cuda:
 
     def mark_after(self, work: Any, lane: object) -> Any:
         """An event behind ``work``, on the lane's own stream."""
-        if lane not in self._lane_streams:
-            self._lane_streams[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side = self._lane_streams[lane]
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(self._find_lane_stream(lane)):
             work.wait()  # has the current stream wait, here the one beside
             return self.mark()
+
+    @contextmanager
+    def use_lane(self, lane: object) -> Iterator[None]:
+        """Issue this thread's work to the lane's own stream."""
+        torch.cuda.set_device(self._device)  # a new thread's is GPU 0, which would get a context
+        with torch.cuda.stream(self._find_lane_stream(lane)):
+            yield
+
+    def _find_lane_stream(self, lane: object) -> Any:
+        """The lane's own stream, which is kept: torch has 32 in all, NCCL's among them, and cuBLAS
+        has memory for each that it has seen."""
+        if lane not in self._lane_streams:
+            self._lane_streams[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._lane_streams[lane]
 
     def elapsed(self, start: Any, end: Any) -> int:
         """Nanoseconds between two marks that were reached."""

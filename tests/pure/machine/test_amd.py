@@ -46,7 +46,11 @@ def root(tmp_path: Path) -> Path:
             (tmp_path / "sys/bus/pci" / folder).mkdir(parents=True, exist_ok=True)
             (tmp_path / "sys/bus/pci" / folder / address).symlink_to(device)
         node = tmp_path / KFD / str(number + 1)
-        put(node / "properties", f"simd_count 1216\nlocation_id {0x1B + number << 8}\ndomain 0")
+        put(
+            node / "properties",
+            f"simd_count 1216\nlocation_id {0x1B + number << 8}\ndomain 0\n"
+            f"unique_id {0xA0 + number}",
+        )
         put(node / "caches/0/properties", "level 1\nsize 32")
         put(node / "caches/1/properties", "level 3\nsize 262144")
     put(tmp_path / KFD / "0/properties", "cpu_cores_count 96\nsimd_count 0\nlocation_id 0")
@@ -243,3 +247,27 @@ def test_room_on_a_gpu_is_what_the_kernel_calls_free(
         memory.Gpu(192 * GIB, 256 << 20),
         memory.Gpu(191 * GIB, 256 << 20),
     )
+
+
+@pytest.mark.usefixtures("rocm")
+@pytest.mark.parametrize(
+    ("environ", "used"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, [2]),
+        ({"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "2"}, [2]),  # HIP's own goes first
+        ({"ROCR_VISIBLE_DEVICES": "2,1", "HIP_VISIBLE_DEVICES": "1"}, [1]),  # numbers what is left
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000a1"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000a2,GPU-unknown"}, [2, 0]),
+        ({"HIP_VISIBLE_DEVICES": "1,7,0"}, [1]),  # there is no 7
+    ],
+)
+def test_room_is_that_of_the_gpus_that_are_listed(
+    root: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], used: list[int]
+) -> None:
+    for name in amd.VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    gpus = [memory.Gpu((192 - number) * GIB, 256 << 20) for number in used]
+    assert list(memory._list_amd_gpus(root)) == gpus

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from collbench.machine import cpus
 from collbench.run import memory, plan
+from collbench.run.collectives import RUNNER
 from collbench.run.jobs import Job
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -109,6 +111,38 @@ def test_what_does_not_fit_a_gpu_is_skipped_with_need_and_limit() -> None:
         [case], Policy(), lambda case: memory.measure_room(case.backend, case.n, Policy())
     )
     assert not jobs and "MiB on a GPU, 20,480 MiB are available" in skip.reason
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(("background", "more"), [("copy", 2 * GIB), ("gemm", 96 << 20)])
+def test_what_computes_in_the_background_of_a_case_is_counted(background: str, more: int) -> None:
+    """On a GPU, which all of it must fit, and in what --dry-run says of a rank."""
+    alone = Case(collective="all_reduce", backend="nccl", n=1, nbytes=GIB, op="sum")
+    beside = msgspec.structs.replace(alone, background=background)
+    needed = [RUNNER.measure_memory(Job(case, 1, ""), Policy()) for case in (alone, beside)]
+    assert needed[1] - needed[0] >= more
+    room = memory.Room("on a GPU", 2 * GIB + (9 << 20) + more // 2, 0, 1, 0)
+    assert isinstance(RUNNER.fit(alone, Policy(), room, None), Job)
+    assert isinstance(RUNNER.fit(beside, Policy(), room, None), Skip)
+
+
+def test_a_collective_in_the_background_must_fit_too() -> None:
+    alone = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
+    beside = msgspec.structs.replace(alone, background="all_to_all:1G")
+    room = memory.Room("on this host", 3 * GIB, 0, 2, 0)
+    assert isinstance(RUNNER.fit(alone, Policy(), room, None), Job)
+    assert isinstance(RUNNER.fit(beside, Policy(), room, None), Skip)
+
+
+@pytest.mark.parametrize("kind", ["none", "sleep", "spin"])
+def test_what_only_takes_time_takes_no_memory(kind: str) -> None:
+    assert memory.count_computing_bytes(kind, on_gpu=True) == 0
+
+
+def test_what_is_copied_on_a_gpu_is_larger_than_its_caches() -> None:
+    """An Infinity Cache of AMD's has 256 MiB."""
+    sizes = memory.GPU_COMPUTING
+    assert sizes.store >= 4 * 256 << 20 and sizes.store % sizes.chunk == 0
 
 
 def test_a_job_is_skipped_only_beyond_the_room_and_a_hint_says_what_takes_less() -> None:

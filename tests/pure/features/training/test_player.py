@@ -13,6 +13,7 @@ import torch
 from collbench.features.training.player import Player
 from collbench.features.training.step import Op, Program
 from collbench.run.backends import Call, do_nothing
+from collbench.run.memory import HOST_COMPUTING
 from collbench.run.rank import computation as computation_
 from collbench.run.rank.computation import Computation
 
@@ -171,6 +172,41 @@ def test_computation_on_a_device_takes_its_time_without_a_wait_after_each_unit(
     assert action is not None
     action()
     assert queued[0] == 1_000_000
+
+
+def test_computation_shorter_than_a_unit_takes_no_more_than_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product of a GPU's matrices takes 100 us and more: as a whole, ten times a short one's."""
+    now, queued = [0], [0]
+
+    def product(self: Computation, rows: int) -> None:
+        queued[0] += 100_000 * rows // self._rows
+
+    def finish() -> None:
+        now[0] += queued[0]
+        queued[0] = 0
+
+    monkeypatch.setattr(computation_, "clock", lambda: now[0])
+    monkeypatch.setattr(Computation, "_product", product)
+    computation = Computation(
+        "gemm", torch.device("meta"), do_nothing, lambda values: values, finish
+    )
+    action = computation.action(computation_.Work(10_000))
+    assert action is not None
+    action()
+    assert 9_900 < queued[0] < 10_100
+
+
+@pytest.mark.parametrize("nbytes", [HOST_COMPUTING.chunk, 1 << 20, 10_000])
+def test_copies_of_any_size_go_through_all_of_the_memory(nbytes: int) -> None:
+    """Short ones, too: those that met the same places again would stay within a cache."""
+    computation = Computation("copy", torch.device("cpu"), do_nothing, list, do_nothing)
+    store, starts = HOST_COMPUTING.store, set[int]()
+    for _ in range(store // nbytes):
+        computation._copy(nbytes)
+        starts.add(computation._at)
+    assert len(starts) >= store // (nbytes + 4096)
 
 
 class Held:

@@ -35,6 +35,23 @@ def test_sendrecv_receives_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [(_torchdist.dist.irecv, 7), (_torchdist.dist.isend, 7)]
 
 
+@pytest.mark.parametrize(("backend", "device_ids"), [("nccl", [3]), ("gloo", None)])
+def test_a_barrier_of_nccl_is_on_the_ranks_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device_ids: list[int] | None
+) -> None:
+    """In a group of its own, NCCL in torch would take the GPU of the rank's number in its first
+    group; others refuse to be told."""
+    asked: list[object] = []
+    monkeypatch.setattr(
+        _torchdist.dist, "barrier", lambda group, device_ids: asked.append((group, device_ids))
+    )
+    case = Case(collective="barrier", backend=backend, n=2, nbytes=0)
+    nothing = SimpleNamespace(device=torch.device("cuda", 3))
+    site = _torchdist._Site(rank=1, n=2, group="group")
+    _torchdist.CALLS["barrier"](case, nothing, nothing, site)()  # type: ignore[arg-type]
+    assert asked == [("group", device_ids)]
+
+
 @pytest.mark.parametrize(("device", "batches"), [("meta", [1, 2]), ("cpu", [2])])
 def test_a_message_on_a_device_is_a_batch_as_several_at_its_peer_are(
     monkeypatch: pytest.MonkeyPatch, device: str, batches: list[int]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from factories import case
 
+from collbench.records.types import GpuState
 from collbench.run.rank import counted
 
 DEV = """Inter-|   Receive                                                |  Transmit
@@ -114,6 +115,48 @@ def test_ranks_of_one_network_count_once_and_what_is_odd_is_counted_again(
     found = counted.count_sent(Alone(4), None, case(size), call)  # type: ignore[arg-type]
     assert [one.bytes for one in found] == [{"tcp": 6 * size * factor} if factor else {}] * counts
     assert all(one.calls == 1 and not one.idle for one in found)
+
+
+class Gpu:
+    """The watch of a container's only GPU, whose NVLinks send 1 KiB between two readings."""
+
+    def __init__(self, pci: str | None) -> None:
+        self.pci, self._kib = pci, 0
+
+    def read(self) -> GpuState:
+        self._kib += 1
+        return GpuState(index=0, name="Fast GPU", nvlink_kib=self._kib)
+
+
+class Containers(Alone):
+    """Of two ranks, each in a container with a GPU of the machine, that one is here and another
+    has had the same."""
+
+    def __init__(self, other: Gpu) -> None:
+        super().__init__(2)
+        self._other, self._before = other, counted._read_counters(other)  # type: ignore[arg-type]
+
+    def collect(self, value: object) -> list[object]:
+        took, moved = value  # type: ignore[misc]
+        after = counted._read_counters(self._other)  # type: ignore[arg-type]
+        rises = {name: by - self._before[name] for name, by in after.items() if "nvlink" in name}
+        return [value, [took, {**moved, **rises}]]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "sent"),
+    [
+        ("0000:1b:00.0", "0000:1c:00.0", 2048),
+        ("0000:1b:00.0", "0000:1b:00.0", 1024),  # instances (MIG) of one GPU
+        (None, None, 1024),
+    ],
+)
+def test_gpus_count_by_their_address_and_not_by_their_number_in_a_container(
+    own: str | None, other: str | None, sent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(tmp_path, monkeypatch)
+    _, moved, _ = counted._count_during(Containers(Gpu(other)), Gpu(own), lambda: None)  # type: ignore[arg-type]
+    assert moved == {"nvlink": sent}
 
 
 @pytest.mark.parametrize(
