@@ -86,7 +86,7 @@ def measured(path: Path) -> RunFile:
 
 def test_a_limit_is_judged_and_told_by_rank_0_alone(by_hand: ByHand, tmp_path: Path) -> None:
     """Five samples bound no interval, on however quiet a machine."""
-    path, port = tmp_path / "run.jsonl", str(findfind_free_port())
+    path, port = tmp_path / "run.jsonl", str(find_free_port())
     processes = by_hand([(0, 2), (1, 2)], path, "--min-busbw", "1", MASTER_PORT=port)
     told = [process.communicate(timeout=100) for process in processes]
     assert [process.returncode for process in processes] == [3, 0], told
@@ -243,7 +243,7 @@ def test_torchrun_with_an_agent_for_each_node(
     warm: Warm, relay: Relay, kind: str, tmp_path: Path
 ) -> None:
     """Both rendezvous; ranks then meet at a port of their own, since MASTER_PORT is torchrun's."""
-    path, port = tmp_path / "run.jsonl", findfind_free_port()
+    path, port = tmp_path / "run.jsonl", find_free_port()
     words = ("--no-python", *relay.command, *ARGS, "--output", str(path))
     each = ("--nnodes", "2", "--nproc-per-node", "1")
     agents = [
@@ -284,7 +284,7 @@ def test_what_does_not_belong_together_is_said(
     """Every process ends, with the same reason. A world of another size may take itself for another
     launch."""
     path = tmp_path / "run.jsonl"
-    processes = by_hand(ranks, path, "-T", "5", MASTER_PORT=str(findfind_free_port()))
+    processes = by_hand(ranks, path, "-T", "5", MASTER_PORT=str(find_free_port()))
     told = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [code] * len(ranks), told
     assert all(words.format(host=socket.gethostname()) in text for text in told), told
@@ -295,7 +295,7 @@ def test_what_does_not_belong_together_is_said(
 
 @pytest.mark.slow
 def test_a_token_keeps_other_ranks_out(by_hand: ByHand, tmp_path: Path) -> None:
-    port = str(findfind_free_port())
+    port = str(find_free_port())
     right = by_hand(
         [(0, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN=TOKEN
     )
@@ -365,7 +365,7 @@ def test_a_rank_that_fails_does_not_take_python_down_around_its_libraries(
 ) -> None:
     """They may abort there; the planted one always does."""
     (script := tmp_path / "planted.py").write_text(ABORTS)
-    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(findfind_free_port())}
+    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     words = (*ARGS[:-2], "--sync", "device", "--no-save")
     done = warm(*words, script=str(script), RANK="0", WORLD_SIZE="1", **at)
     assert (done.returncode, "--sync device needs a GPU" in done.stderr) == (5, True), done
@@ -421,7 +421,7 @@ def test_strangers_at_every_port_of_a_run_change_nothing(by_hand: ByHand, tmp_pa
     """Rank 1 comes late, so that there is a meeting to disturb. Only loopback is listened at, as
     MASTER_ADDR says."""
     path = tmp_path / "run.jsonl"
-    port = str(findfind_free_port())
+    port = str(find_free_port())
     first = by_hand([(0, 2)], path, MASTER_PORT=port)
     pest = Pest([process.pid for process in first])
     pest.start()
