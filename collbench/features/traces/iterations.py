@@ -22,7 +22,7 @@ from collbench.features.training.step import LOCAL, Recorded
 UNKNOWN: Interval = (-1, -1)
 MOST_COMPARED = 200_000_000  # calls, in search of a block that repeats itself
 MOST_OUTSIDE = 0.1  # of a rank's calls, of the repetitions of what is an iteration
-MANY = 200  # times that a block comes which is no layer's
+MANY = 200  # repetitions: models have fewer layers
 
 
 class Iteration(NamedTuple):
@@ -283,10 +283,10 @@ def _find_longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
 
 
 def _is_nearly_all(period: int, number: int, before: int, after: int, few: int) -> bool:
-    """Whether ``number`` repetitions of ``period`` keys are all that matters, with so many keys
-    ``before`` and ``after`` them. What follows layers, as gradients, is longer than one of their
-    blocks, or more than a ``few``; so is what comes before, but for two cases: set-up is at most a
-    block where at least three end the trace, and a few where there are MANY."""
+    """Whether ``number`` repetitions of ``period`` keys are nearly all, with so many keys before
+    and after them. Both together are no longer than the block and at most a ``few``, as more
+    follows layers than that: gradients, the optimizer. Set-up before iterations may be longer: a
+    block where three or more repetitions end the trace, and a few where there are MANY."""
     most = min(period, few)
     most_before = few if number >= MANY else most if after or number < 3 else period
     return after <= most and before + after <= most_before

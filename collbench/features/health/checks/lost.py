@@ -23,7 +23,7 @@ from collbench.records.types import Record, Run, RunFile
 from collbench.suite.case import Case
 from collbench.suite.case_words import describe_case
 
-HAD = 3  # of the last RECENT nights: a row that fewer had is not looked for
+HAD = 3  # of the last RECENT nights: what fewer had, a row or a port's rate, is not looked for
 
 OPTIONS = {"ranks": re.compile(r"-g|--(ngpus|ranks)\b"), "backends": re.compile(r"--backend\b")}
 
