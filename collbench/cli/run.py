@@ -19,6 +19,7 @@ from collbench.core.errors import CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.run.order import Order
+    from collbench.suite.sweep import Suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +157,17 @@ def run(options: RunOptions) -> None:
         launches=options.launches,
         path=options.path,
     )
-    suites = [changed(toml.load_suite(name)) for name in options.suites or []]
+    suites = [toml.load_suite(name) for name in options.suites or []]
+    named_axes = [_list_named_axes(suite, options) for suite in suites]
+    suites = [changed(suite) for suite in suites]
     order = partial(Order, command=sys.argv, launcher=launcher, source=source)
     saving = options.saving
     place, export = split_output(saving.output)
     make_order = partial(order, **read_save_options(saving.save, place, saving.tag))
-    orders = [add_budget(make_order(suite=suite), budget) for suite in suites]
+    orders = [
+        add_budget(make_order(suite=suite, named_axes=axes), budget)
+        for suite, axes in zip(suites, named_axes, strict=True)
+    ]
     if options.resume:
         resumable = resumption.find_resumable(options.resume)
         resumption.load_algorithms(resumable.run, options.file)
@@ -170,6 +176,12 @@ def run(options: RunOptions) -> None:
     reporter = partial(make_reporter, options.output_format, export=export)
     measure = partial(carry_out, reporter=reporter, dry_run=options.saving.dry_run)
     raise typer.Exit(_choose_gravest(_measure_each(orders, measure)))
+
+
+def _list_named_axes(suite: Suite, options: RunOptions) -> tuple[str, ...]:
+    """The axes that an option or the suite, as its file has it, gives and the machine does not."""
+    given = {"ranks": options.ranks, "backends": options.backends}
+    return tuple(axis for axis, value in given.items() if value or suite.has_values(axis))
 
 
 def _measure_each(orders: Sequence[Order], measure: Callable[[Order], Exit]) -> list[Exit]:

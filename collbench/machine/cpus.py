@@ -63,9 +63,10 @@ def _core_count(_: frozenset[int]) -> int:
     return len(by_core(usable_cpus(ROOT), ROOT))
 
 
-def numa_of(cpu: int, root: Path = ROOT) -> int:
-    """The NUMA node of a CPU, -1 where the kernel does not tell."""
-    return next((int(node.name[4:]) for node in (root / CPUS / f"cpu{cpu}").glob("node[0-9]*")), -1)
+def find_numa(cpus: Iterable[int], root: Path = ROOT) -> int:
+    """The NUMA node of all these CPUs, -1 where they are of several or the kernel does not tell."""
+    nodes = {node.name for cpu in cpus for node in (root / CPUS / f"cpu{cpu}").glob("node[0-9]*")}
+    return int(nodes.pop()[4:]) if len(nodes) == 1 else -1
 
 
 def llc_bytes(root: Path = ROOT) -> int | None:

@@ -74,6 +74,12 @@ def new_id(name: str) -> str:
     return f"{at:%Y%m%d-%H%M%S}{at.microsecond // 1000:03d}-{name}-{secrets.token_hex(2)}"
 
 
+def extract_name(run_id: str) -> str:
+    """The name that new_id made this id of; empty for an id of another form."""
+    match = re.fullmatch(r"\d{8}-\d{9}-(.*)-[0-9a-f]{4}", run_id)
+    return match[1] if match else ""
+
+
 def list_saved() -> list[Path]:
     """All saved runs, oldest first. Raises CannotRun where their folder cannot be read."""
     folder = home_folder() / "runs"

@@ -85,7 +85,9 @@ class Run(_Line, frozen=True, tag="run"):
     """What was asked for, when and where. ``environment`` is the allow-listed description of
     environment.gather_facts(). ``imported`` names the tool whose output the run was read from, and
     then what is not known of it is left empty. ``load`` is others' load by host just before ranks
-    were started (machine/load.py); empty where nobody could tell."""
+    were started (machine/load.py); empty where nobody could tell. ``named_axes``: "ranks" and
+    "backends" where the suite's file or the command gave them, not the machine; None where the run
+    does not tell."""
 
     id: str
     started: str
@@ -98,6 +100,7 @@ class Run(_Line, frozen=True, tag="run"):
     pairing: Pairing | None = None
     imported: str = ""
     load: dict[str, Load] = {}
+    named_axes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(encode_json(self.environment)) > MOST_ENVIRONMENT:

@@ -29,6 +29,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     suite: Suite
     command: Sequence[str]  # the words it was asked with
+    named_axes: tuple[str, ...] | None = None  # as of Run
     save: bool = True
     output: Path | None = None  # file or folder to save to; None: where runs are kept
     tag: str = ""

@@ -485,6 +485,7 @@ def _describe_run(order: Order, suite: Suite, world: worlds.World, before: dict[
         environment=world.environment(),
         tag=variables.mask_text(order.tag),
         load=before,
+        named_axes=order.named_axes,
     )
 
 

@@ -187,6 +187,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 f" {MOST_VALUES} values in them"
             )
 
+    def has_values(self, axis: str) -> bool:
+        """Whether all its sweeps have values along an axis."""
+        return all(getattr(axes, axis) for axes in (self.axes, *self.includes))
+
     @property
     def in_launches(self) -> bool:
         """Whether the time of a case is divided among several launches."""

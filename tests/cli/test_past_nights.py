@@ -12,7 +12,7 @@ from factories import ENVIRONMENT, NIGHTLY, case, dated
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
-from collbench.features.health import history
+from collbench.features.health import command, history
 from collbench.features.health.checks import past
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Finding
@@ -276,7 +276,7 @@ def test_a_row_whose_ranks_came_late_is_not_judged_and_does_not_learn(book: Book
     assert finding.severity == "hint"
     assert "not held against 8 nights that started by windows" in finding.what
     whole = checked(book, started(9, 1.3, "barrier", *ROWS))
-    assert whole.lacks == past.EARLIER
+    assert whole.lacks == past.EARLIER_NIGHTS
     assert "2 rows not judged: ranks came late" in whole.missing
 
 
@@ -291,7 +291,7 @@ def launch(number: int, scheme: str) -> RunFile:
     ("schemes", "lacks"),
     [
         (["window", "barrier", "window", "window"], ""),
-        (["window", "barrier", "window", "barrier"], past.EARLIER),
+        (["window", "barrier", "window", "barrier"], past.EARLIER_NIGHTS),
     ],
 )
 def test_of_launches_started_in_two_ways_those_are_judged_that_are_enough(
@@ -323,7 +323,7 @@ def test_a_night_of_which_nothing_can_be_judged_lacks_the_earlier_nights(book: B
     for number in (5, 6):
         book.add(level(number, 1.0))
     seen = checked(book, few(7))
-    assert seen.lacks == past.EARLIER
+    assert seen.lacks == past.EARLIER_NIGHTS
     assert seen.missing == "2 rows not judged: 2 of 3 launches, beside 6 earlier nights"
 
 
@@ -341,13 +341,56 @@ def test_fresh_launches_between_two_modes_confirm_as_nights_have_them(book: Book
     assert "and again in 3 fresh launches" in findings[0].what
 
 
-def with_ports(number: int, rates: dict[str, int]) -> RunFile:
+def test_fresh_launches_that_were_started_otherwise_confirm_and_acquit_nothing(book: Book) -> None:
+    """Nights by windows cannot be held against launches by barriers."""
+    for number in range(8):
+        book.add(level(number, 1.0))
+    for factor, scheme in [(3.0, "barrier"), (1.0, "barrier"), (3.0, "window")]:
+        again = Night([started(8, factor, scheme, *ROWS)])
+        again.files[0] = replace(again.files[0], run=replace(again.files[0].run, id="again"))
+        findings = checked(book, level(8, 3.0), lambda _, again=again: again).findings
+        severity = "warning" if scheme == "window" else "hint"
+        assert [finding.severity for finding in findings] == [severity] * 2
+        assert scheme == "window" or "with 0 launches that count" in findings[0].what
+
+
+def check_history(book_path: Path, *files: RunFile) -> tuple[Looked, bool]:
+    """What the check of a command says of these runs, and whether it shows their rows' nights."""
+    check, outlook = command.check_earlier(files, str(book_path), False, None)
+    return check.look(Night(files)), outlook is not None
+
+
+def test_a_run_that_is_no_night_leaves_the_others_judged_and_is_named(
+    book: Book, tmp_path: Path
+) -> None:
+    for number in range(8):
+        book.add(level(number, 1.0))
+    other = level(8, 1.0, suite=replace(NIGHTLY, tags=()), name="other")
+    empty = replace(level(8, 1.0, name="empty"), records=[])
+    seen, has_outlook = check_history(tmp_path / "h.sqlite", level(8, 3.0), other, empty)
+    assert seen.note.startswith("2 rows against up to 30 nights; other is not kept: its suite")
+    assert seen.note.endswith("keeps it; empty measured nothing")
+    assert [finding.severity for finding in seen.findings] == ["hint"] * 2
+    assert has_outlook
+    assert not book.holds("other")
+
+
+def test_a_run_that_measured_nothing_is_not_told_to_do_without_history(tmp_path: Path) -> None:
+    empty = replace(level(8, 1.0, name="empty"), records=[])
+    seen, _ = check_history(tmp_path / "h.sqlite", empty)
+    assert (seen.missing, seen.lacks) == ("empty measured nothing", "")
+
+
+def with_ports(
+    number: int, rates: dict[str, int], host: str = "node1", state: str = "4: ACTIVE"
+) -> RunFile:
     """A night of a host whose ports have these rates in Gb/s."""
     ports = {
-        name: {"rate": f"{rate} Gb/sec", "state": "4: ACTIVE", "firmware": "28.39"}
+        name: {"rate": f"{rate} Gb/sec", "state": state, "firmware": "28.39"}
         for name, rate in rates.items()
     }
-    return level(number, 1.0, environment=ENVIRONMENT | {"host": "node1", "rdma": ports})
+    facts = ENVIRONMENT | {"host": host, "rdma": ports}
+    return level(number, 1.0, environment=facts, name=f"{host}-{number:03d}")
 
 
 def test_a_port_that_was_faster_in_earlier_nights_is_told(book: Book) -> None:
@@ -359,4 +402,30 @@ def test_a_port_that_was_faster_in_earlier_nights_is_told(book: Book) -> None:
     (finding,) = checked(book, with_ports(9, usual | {"mlx5_1:1": 200})).findings
     assert (finding.severity, finding.subject.name) == ("warning", "node1: mlx5_1:1")
     assert finding.what == "runs at 200 Gb/s, and ran at 400 Gb/s in earlier nights"
+    assert finding.advice.endswith("it is the port's usual rate after 5 nights")
     assert finding.sure is None
+
+
+def test_a_port_of_a_node_that_has_its_like_is_told(book: Book) -> None:
+    """Their environment is kept once, with the name of the first."""
+    for number in range(8):
+        for host in ("node0", "node1"):
+            book.add(with_ports(number, {"mlx5_0:1": 400}, host), host)
+    looked = past.add_night(book, [with_ports(9, {"mlx5_0:1": 200})], "node1")
+    (finding,) = past.check_past(looked, None, Night([with_ports(9, {"mlx5_0:1": 200})])).findings
+    assert finding.subject.name == "node1: mlx5_0:1"
+
+
+def test_a_slower_port_is_usual_after_five_nights(book: Book) -> None:
+    nights = [with_ports(number, {"mlx5_0:1": 400 if number < 20 else 200}) for number in range(27)]
+    told_nights = [number for number, file in enumerate(nights) if checked(book, file).findings]
+    assert told_nights == [20, 21, 22, 23, 24]
+
+
+@pytest.mark.parametrize("state", ["4: ACTIVE", "1: DOWN"])
+def test_a_port_that_is_down_was_up(book: Book, state: str) -> None:
+    for number in range(8):
+        book.add(with_ports(number, {"mlx5_0:1": 200}, state=state))
+    findings = checked(book, with_ports(8, {"mlx5_0:1": 10}, state="1: DOWN")).findings
+    was_up = state == "4: ACTIVE"
+    assert [f.what for f in findings] == ["is down, and was up in earlier nights"] * was_up

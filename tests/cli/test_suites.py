@@ -100,6 +100,27 @@ def test_suites_run_with_options_in_place_of_what_they_say(bare) -> None:
 
 
 @pytest.mark.parametrize(
+    ("axes", "options", "named"),
+    [
+        ("ranks = 4", ("--backend", "model"), ("ranks", "backends")),
+        ('backends = "model"', (), ("backends",)),
+        ('backends = "model"', ("-g", "4"), ("ranks", "backends")),
+        ('backends = "model"\n[[include]]\nranks = 4', (), ("backends",)),  # not of all sweeps
+    ],
+)
+def test_a_run_tells_which_axes_its_suite_or_command_named(
+    bare, tmp_path: Path, axes: str, options: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    """And not the machine, though the suite in its file has them all."""
+    (tmp_path / "s.toml").write_text(f'[axes]\ncollectives = "all_reduce"\nsizes = "1K"\n{axes}\n')
+    done = bare("run", str(tmp_path / "s.toml"), *options)
+    assert done.returncode == 0, done.stderr
+    (run,) = (run_file.read_run(path) for path in store.list_saved())
+    assert run.named_axes == named
+    assert run.suite.has_values("ranks") and run.suite.has_values("backends")
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
         ((), "no suite is named"),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collbench.features.health.findings import Verdict
     from collbench.features.health.fleet.judgement import Fleet
     from collbench.features.health.history.outlook import Outlook
+    from collbench.features.health.history.storage import Book
     from collbench.features.health.locate.command import Found
     from collbench.features.health.night import Night
     from collbench.records.types import Run, RunFile
@@ -55,7 +56,7 @@ HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 NIGHTLY = "health"  # the tag of suites whose runs are nights
 
 
-WITHOUT = "--no-history judges without it"
+NO_HISTORY_HINT = "--no-history judges without it"
 
 
 LAUNCHES = 3  # of a case that --rerun measures again
@@ -389,8 +390,9 @@ def check_earlier(
     files: Sequence[RunFile], url: str, rerun: bool, seconds: float | None, machine: str = ""
 ) -> tuple[Check, Outlook | None]:
     """The check against earlier nights, and how these rows went over the nights; where there is no
-    history, or these runs may not be added to it, a check that says so. Only runs of nightly suites
-    are added. ``machine`` as in Book.add. Raises UsageError for a URL that is none.
+    history, or none of these runs may be added to it, a check that says so. Only runs of nightly
+    suites that measured something are added, and the others named. ``machine`` as in Book.add.
+    Raises UsageError for a URL that is none.
     """
     from collbench.features.health import history, night
     from collbench.features.health.checks import past
@@ -408,24 +410,41 @@ def check_earlier(
     try:
         book = history.open_book(url)
     except CannotRun as e:
-        return blind(f"{e.message}; {WITHOUT}", past.EARLIER)
+        return blind(f"{e.message}; {NO_HISTORY_HINT}", past.EARLIER_NIGHTS)
     with book:
         try:
-            for run in (file.run for file in files if NIGHTLY not in file.run.suite.tags):
-                if not book.holds(run.id):
-                    return blind(
-                        f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
-                        f" collbench history add {run.id} keeps it"
-                    )
-            known_past = past.add_night(book, files, machine)
+            reasons = [_explain_unkept(book, file) for file in files]
+            kept = [file for file, why in zip(files, reasons, strict=True) if not why]
+            left_out = "; ".join(filter(None, reasons))
+            if not kept:
+                return blind(left_out)
+            known_past = past.add_night(book, kept, machine)
         except NoVerdict as e:  # on fake GPUs, of which no night is kept
             return blind(e.message)
         except CollbenchError as e:
-            return blind(f"{e.message}; {WITHOUT}", past.EARLIER)
-    fresh = partial(measure_again, files, seconds) if rerun else None
-    return checks.Check(
-        "history", partial(past.check_past, known_past, fresh), "times"
-    ), known_past.outlook
+            return blind(f"{e.message}; {NO_HISTORY_HINT}", past.EARLIER_NIGHTS)
+    fresh = partial(measure_again, kept, seconds) if rerun else None
+
+    def look(_: Night) -> Looked:
+        looked = past.check_past(known_past, fresh, night.Night(kept))
+        if looked.missing:
+            return looked._replace(missing="; ".join(filter(None, [looked.missing, left_out])))
+        return looked._replace(note="; ".join(filter(None, [looked.note, left_out])))
+
+    return checks.Check("history", look, "times"), known_past.outlook
+
+
+def _explain_unkept(book: Book, file: RunFile) -> str:
+    """The reason why a run is not judged against earlier nights, or an empty string."""
+    from collbench.features.health.history.nights import launches_of
+
+    run = file.run
+    if NIGHTLY not in run.suite.tags and not book.holds(run.id):
+        return (
+            f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
+            f" collbench history add {run.id} keeps it"
+        )
+    return "" if launches_of(file) else f"{run.id} measured nothing"
 
 
 def check_located(tests: int | None, ranks: str) -> Check:

@@ -22,6 +22,7 @@ from collbench.features.training.step import LOCAL, Recorded
 UNKNOWN: Interval = (-1, -1)
 MOST_COMPARED = 200_000_000  # calls, in search of a block that repeats itself
 MOST_OUTSIDE = 0.1  # of a rank's calls, of the repetitions of what is an iteration
+MANY = 200  # repetitions: models have fewer layers
 
 
 class Iteration(NamedTuple):
@@ -259,8 +260,7 @@ class _Block(NamedTuple):
 def _find_longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
     """The longest block that is repeated at once and is no repetition itself: where it first
     begins, its length, and how often it comes; (0, 0, 0) for none. Its repetitions are nearly all
-    keys: the rest is no longer than the block, and at most MOST_OUTSIDE of all. Layers of one
-    iteration are repeated in a part of it only."""
+    keys (_is_nearly_all): layers of one iteration are repeated in a part of it only."""
     import numpy as np
 
     numbers: dict[Hashable, int] = {}
@@ -271,12 +271,25 @@ def _find_longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
         same = np.concatenate(([False], ids[period:] == ids[:-period], [False]))
         runs = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2)
         lengths = runs[:, 1] - runs[:, 0]
-        least = max(period, len(ids) - period - min(period, few))
+        least = max(period, len(ids) - period - max(period, few))
         for at in np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths >= least)]:
-            begin, repeated = int(runs[at][0]), int(lengths[at])
-            if not _is_repetition(ids[begin : begin + period].tolist()):
-                return begin, period, (repeated + period) // period
+            begin, covered = int(runs[at][0]), int(lengths[at]) + period
+            number, after = covered // period, len(ids) - begin - covered
+            if _is_nearly_all(period, number, begin, after, few) and not _is_repetition(
+                ids[begin : begin + period].tolist()
+            ):
+                return begin, period, number
     return 0, 0, 0
+
+
+def _is_nearly_all(period: int, number: int, before: int, after: int, few: int) -> bool:
+    """Whether ``number`` repetitions of ``period`` keys are nearly all, with so many keys before
+    and after them. Both together are no longer than the block and at most a ``few``, as more
+    follows layers than that: gradients, the optimizer. Set-up before iterations may be longer: a
+    block where three or more repetitions end the trace, and a few where there are MANY."""
+    most = min(period, few)
+    most_before = few if number >= MANY else most if after or number < 3 else period
+    return after <= most and before + after <= most_before
 
 
 def _is_repetition(block: Sequence[int]) -> bool:

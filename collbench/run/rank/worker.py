@@ -327,7 +327,7 @@ class Worker:
                 pid=os.getpid(),
                 cpus=own_cpus,
                 device=device,
-                numa=cpus.numa_of(own_cpus[0]),
+                numa=cpus.find_numa(own_cpus),
             )
             for rank in self._ranks
         ]

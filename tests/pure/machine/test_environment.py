@@ -151,7 +151,8 @@ def test_topology_of_two_sockets_with_threads(server: Machine) -> None:
     }
     assert (cpu["governor"], cpu["max_mhz"], cpu["turbo"]) == ("performance", 3700, True)
     assert cpus.usable_cpus(server.root) == list(range(16))
-    assert [cpus.numa_of(cpu, server.root) for cpu in (0, 4, 12, 99)] == [0, 1, 1, -1]
+    own_cpus = ([0], [4], [4, 12], [99], [0, 4], [])
+    assert [cpus.find_numa(own, server.root) for own in own_cpus] == [0, 1, 1, -1, -1, -1]
 
 
 def test_description_of_nodes_and_interfaces(server: Machine) -> None:
@@ -391,7 +392,7 @@ def test_a_machine_without_facts(bare: Machine) -> None:
     assert facts["git"] == {"revision": None, "dirty": None}
     assert facts["numa"] == facts["nics"] == facts["rdma"] == {}
     assert cpus.usable_cpus(bare.root) == sorted(os.sched_getaffinity(0))
-    assert cpus.numa_of(0, bare.root) == -1
+    assert cpus.find_numa([0], bare.root) == -1
     assert memory.memory_limit(bare.root)[0] >= 0
     json.dumps(facts)
 

@@ -1,8 +1,9 @@
 """Rows that earlier nights had and tonight lacks, as those of 8 GPUs where 7 are left.
 
 A row is lost where tonight was to measure it: its record says that it cannot run here, or the same
-was measured with another number of ranks or another backend than in those nights, though no option
-named these. What was left out for --budget is not lost, nor what the suite has no more.
+was measured with another number of ranks or another backend than in those nights, though neither
+the suite nor an option names these. What was left out for --budget is not lost, nor what the suite
+has no more. Nights count that runs of the same suites made.
 """
 
 from __future__ import annotations
@@ -16,33 +17,50 @@ from collbench.features.health.checks.hosts import SHOWN
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history.gates import RECENT
 from collbench.features.health.history.nights import Series
+from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT
-from collbench.records.types import Record, RunFile
+from collbench.records.types import Record, Run, RunFile
 from collbench.suite.case import Case
 from collbench.suite.case_words import describe_case
 
-HAD = 3  # of the last RECENT nights: a row that fewer had is not looked for
+HAD = 3  # of the last RECENT nights: what fewer had, a row or a port's rate, is not looked for
 
-OPTIONS = {"ranks": re.compile(r"-g|--(ngpus|ranks)\b"), "backend": re.compile(r"--backend\b")}
+OPTIONS = {"ranks": re.compile(r"-g|--(ngpus|ranks)\b"), "backends": re.compile(r"--backend\b")}
 
 
 def find_lost(every: Sequence[Series], files: Sequence[RunFile], night: str) -> list[Finding]:
     """A finding for each number of ranks and backend whose rows are lost in these runs of
     ``night``. ``every`` are all rows of the machine."""
-    words = [word for file in files for word in file.run.command]
-    named = {name for name, option in OPTIONS.items() if any(map(option.match, words))}
+    named = {axis for file in files for axis in _list_named(file.run)}
+    suites = {file.run.suite.name for file in files} | {""}
     records = [(file, record) for file in files for record in file.records]
     seen = {record.case.key for file, record in records if not _is_refused(file, record)}
     refused = {record.case.key for _, record in records} - seen
     planned = {_strip_machine(record.case, named) for _, record in records}
-    days = {row.key: {each.day for each in row.nights if each.day <= night} for row in every}
+    measured = {
+        _strip_machine(record.case, OPTIONS) for _, record in records if record.case.key in seen
+    }
+    days = {
+        row.key: {
+            each.day
+            for each in row.nights
+            if each.day <= night and not suites.isdisjoint(map(store.extract_name, each.runs))
+        }
+        for row in every
+    }
     present = [row for row in every if row.key in seen]
     absent = [
         row
         for row in every
         if row.key not in seen
-        and night not in days[row.key]
-        and (row.key in refused or _strip_machine(row.case, named) in planned)
+        and all(each.day != night for each in row.nights)
+        and (
+            row.key in refused
+            or (
+                _strip_machine(row.case, named) in planned
+                and _strip_machine(row.case, OPTIONS) not in measured
+            )
+        )
     ]
     last = sorted({day for row in (*present, *absent) for day in days[row.key]} - {night})
     last = last[-RECENT:]
@@ -59,6 +77,14 @@ def find_lost(every: Sequence[Series], files: Sequence[RunFile], night: str) -> 
     return [_make_finding(*group, rows, last, run) for group, rows in lost.items()]
 
 
+def _list_named(run: Run) -> Collection[str]:
+    """The axes that the suite or the command of a run names, of those that a machine may decide;
+    those of the command, where a run of before does not tell."""
+    if run.named_axes is not None:
+        return run.named_axes
+    return [axis for axis, option in OPTIONS.items() if any(map(option.match, run.command))]
+
+
 def _is_refused(file: RunFile, record: Record) -> bool:
     """Whether a case could not run, for another reason than one of the suite or of --budget."""
     return (
@@ -70,10 +96,10 @@ def _is_refused(file: RunFile, record: Record) -> bool:
 
 def _strip_machine(case: Case, named: Collection[str]) -> Hashable:
     """What a case measures, without what a suite leaves to the machine: ranks and backend, unless
-    an option ``named`` them, and what follows from these."""
+    they are ``named``, and what follows from these."""
     return (
         case.world if "ranks" in named else 0,
-        case.backend if "backend" in named else "",
+        case.backend if "backends" in named else "",
         *(case.collective, case.algorithm, case.dtype, case.op, case.root, case.in_place),
         *(case.env, case.splits, case.arrival, case.background, case.groups.partition(" ")[0]),
         # a subject's title ends with a digest, and its size goes by its ranks
@@ -98,12 +124,12 @@ def _make_finding(
         subject=Subject("cluster", name),
         since=next((day for day in last if day > until), "tonight"),
         what=(
-            f"{name}: {format_count(len(rows), 'row')} that {nights} of the last"
-            f" {format_count(len(last), 'night')} had are missing"
+            f"did not measure {format_count(len(rows), 'row')} that {nights} of the last"
+            f" {format_count(len(last), 'night')} had"
         ),
         advice=(
             "look for what the machine has lost: a GPU, cores, a library (collbench doctor); where"
-            " it is meant to be, -g and --backend say so"
+            " it is meant to be, -g and --backend say so, or the suite"
         ),
         evidence=[
             Evidence(what=f"{describe_case(case)}: nights", value=len(had), run=run, case=case.key)

@@ -4,6 +4,7 @@ rows and ports that were otherwise."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from collbench.features.health.checks.ports import find_slowed_ports
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history import gates
 from collbench.features.health.history import nights as nights_
-from collbench.features.health.history.gates import LEARNING, PAST, RERUNS
+from collbench.features.health.history.gates import LEARNING, PAST, RECENT, RERUNS
 from collbench.features.health.history.levels import WINDOW
 from collbench.features.health.history.outlook import Outlook, make_outlook
 from collbench.features.health.history.ways import find_past
@@ -39,7 +40,7 @@ ADVICE = (
 Fresh = Callable[[Sequence[Case]], Night]  # launches these cases again, at once
 
 
-EARLIER = "earlier nights"  # what no verdict does without where there are some
+EARLIER_NIGHTS = "earlier nights"  # what no verdict does without where there are some
 
 
 class Known(NamedTuple):
@@ -74,11 +75,11 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
 
 
 class Candidate(NamedTuple):
-    """A row that is too slow tonight, beside its past. ``median`` is the night's in the history,
-    which rests on launches between two modes, too."""
+    """A row that is too slow tonight, beside its past. ``night`` is tonight in the history, which
+    rests on launches between two modes, too."""
 
     timing: Timing
-    median: float
+    night: nights_.Night
     past: Sequence[float]
     tau: float
     gate: gates.Gate
@@ -114,8 +115,8 @@ def check_past(history: Known, fresh: Fresh | None, night: Night) -> Looked:
         elif point.valid:
             judged.append(gate)
         if point.valid and gate.state == "candidate":
-            tau, median = history.taus[series.key], math.exp(point.value)
-            candidates.append(Candidate(timing, median, before, tau, gate, way))
+            tau = history.taus[series.key]
+            candidates.append(Candidate(timing, point, before, tau, gate, way))
     last = max((point.day for point in tonight.values()), default="")
     findings = [
         *find_lost(history.every, night.files, last),
@@ -159,7 +160,7 @@ def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> 
         return Looked("; ".join(filter(None, [note, more, blind])))
     if unjudged:
         most = max(row.nights for row in unjudged)
-        return Looked(missing=f"{blind}, beside {most} earlier nights", lacks=EARLIER)
+        return Looked(missing=f"{blind}, beside {most} earlier nights", lacks=EARLIER_NIGHTS)
     if not judged:
         return Looked(
             missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
@@ -174,14 +175,14 @@ def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> 
 
 
 def _list_earlier_facts(rows: Sequence[nights_.Series], day: str) -> list[Mapping[str, Any]]:
-    """The environments of the last PAST nights before ``day`` that had any of these rows."""
+    """The environments of the last RECENT nights before ``day`` that had any of these rows."""
     prints = {
         night.day: series.environments.get(night.fingerprint, {})
         for series in rows
         for night in series.nights
         if night.day < day
     }
-    return [prints[earlier] for earlier in sorted(prints)[-PAST:]]
+    return [prints[earlier] for earlier in sorted(prints)[-RECENT:]]
 
 
 def _find_late(rows: Sequence[Unjudged]) -> list[Finding]:
@@ -226,10 +227,14 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
             for candidate in candidates
         ]
     again = fresh([candidate.timing.case for candidate in candidates])
-    medians = _list_medians(again.files)
+    launches = _group_launches(again.files)
     findings = []
     for candidate in candidates:
-        values = medians.get(candidate.timing.case.key, [])
+        values = [
+            math.log(launch.median)
+            for launch in launches[candidate.timing.case.key]
+            if not launch.unfit and launch.manner == candidate.night.manner
+        ]
         if len(values) < RERUNS:
             findings.append(
                 _find_slower(
@@ -250,14 +255,13 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
     return findings
 
 
-def _list_medians(files: Sequence[RunFile]) -> dict[str, list[float]]:
-    """Logarithms of the medians of the launches that a history would take, by the key of rows."""
-    medians: dict[str, list[float]] = {}
+def _group_launches(files: Sequence[RunFile]) -> Mapping[str, list[nights_.NightLaunch]]:
+    """The launches that a history would take, by the key of rows."""
+    launches_by_key: dict[str, list[nights_.NightLaunch]] = defaultdict(list)
     for file in files:
         for case, launches in nights_.launches_of(file).items():
-            fit = [math.log(launch.median) for launch in launches if not launch.unfit]
-            medians.setdefault(case.key, []).extend(fit)
-    return medians
+            launches_by_key[case.key] += launches
+    return launches_by_key
 
 
 def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
@@ -265,7 +269,7 @@ def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str
     usual = math.exp(stats.median(candidate.past[-PAST:]))
     evidence = Evidence(
         what=f"{describe_case(candidate.timing.case)}: median",
-        value=format_duration(candidate.median),
+        value=format_duration(math.exp(candidate.night.value)),
         expected=format_duration(usual),
         run=candidate.timing.run,
         case=candidate.timing.case.key,

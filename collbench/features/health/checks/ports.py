@@ -11,7 +11,9 @@ from typing import Any
 
 from collbench.core.text import format_count, plain_line
 from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.lost import HAD
 from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.history.gates import RECENT
 from collbench.features.health.night import Night
 from collbench.machine.topology import RDMA_ERRORS, RETRIES
 from collbench.records.types import RunFile
@@ -24,6 +26,9 @@ CONGESTED = (
 
 
 PORT_ADVICE = "ibstat; look at cable, transceiver and switch port"
+
+
+MEANT = f"where it is meant to be, it is the port's usual rate after {RECENT - HAD + 1} nights"
 
 
 def check_ports(night: Night) -> Looked:
@@ -43,7 +48,7 @@ def check_ports(night: Night) -> Looked:
             for _, other in ports
             if _port_kind(other) == _port_kind(port)
         ]
-        down = "ACTIVE" not in str(port.get("state"))
+        down = not _is_active(port)
         slow = 0 < _parse_rate(port["rate"]) < max(rates)
         if down or slow:
             subject = Subject("link", f"{file.run.environment.get('host')}: {port['name']}")
@@ -76,26 +81,31 @@ def check_ports(night: Night) -> Looked:
 def find_slowed_ports(
     files: Sequence[RunFile], earlier: Iterable[Mapping[str, Any]]
 ) -> list[Finding]:
-    """A finding for each port of the first host that runs below its own rate of ``earlier`` nights,
-    whose environments these are."""
-    rates: dict[tuple[object, ...], float] = {}
+    """A finding for each port of the first host that runs below the rate that it had in HAD of the
+    ``earlier`` nights, whose environments these are. A host's name is none of what they tell: nodes
+    that are alike have one environment in a history."""
+    rates: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for facts in earlier:
-        for port in list_ports(facts):
-            key = (facts.get("host"), port["name"], *_port_kind(port))
-            rates[key] = max(_parse_rate(port["rate"]), rates.get(key, 0.0))
+        for port in filter(_is_active, list_ports(facts)):
+            rates[port["name"], *_port_kind(port)].append(_parse_rate(port["rate"]))
     findings = {}
     for file in files:
         for port in list_ports(file.run.environment):
             host, rate = file.run.environment.get("host"), _parse_rate(port["rate"])
-            usual = rates.get((host, port["name"], *_port_kind(port)), 0.0)
+            highest = sorted(rates[port["name"], *_port_kind(port)])[-HAD:]
+            usual = highest[0] if len(highest) == HAD else 0.0
             if 0 < rate < usual:
                 subject = Subject("link", f"{host}: {port['name']}")
                 findings[subject] = Finding(
                     check="history",
                     severity="warning",
                     subject=subject,
-                    what=f"runs at {rate:g} Gb/s, and ran at {usual:g} Gb/s in earlier nights",
-                    advice=PORT_ADVICE,
+                    what=(
+                        f"runs at {rate:g} Gb/s, and ran at {usual:g} Gb/s in earlier nights"
+                        if _is_active(port)
+                        else "is down, and was up in earlier nights"
+                    ),
+                    advice=f"{PORT_ADVICE}; {MEANT}",
                     evidence=[
                         Evidence(
                             what="rate", value=rate, expected=usual, unit="Gb/s", run=file.run.id
@@ -193,6 +203,10 @@ def _port_kind(port: Mapping[str, Any]) -> tuple[object, object]:
     """Ports of one link layer and firmware are of one kind of adapter; a storage network's may be
     slower."""
     return port.get("link"), port.get("firmware")
+
+
+def _is_active(port: Mapping[str, Any]) -> bool:
+    return "ACTIVE" in str(port.get("state"))
 
 
 def _parse_rate(text: object) -> float:

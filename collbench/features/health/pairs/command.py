@@ -266,8 +266,7 @@ def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> i
 
 def _show_pairs(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
     """Print a run's pairs, and return 1 where one stands out, 3 where none could or a pair has no
-    rate. Raises UsageError
-    where it has none, and NoVerdict for a run on fake GPUs."""
+    rate. Raises UsageError where it has none, and NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
     from collbench.features.health.pairs import judgement as judging
     from collbench.features.health.pairs import view as views

@@ -50,6 +50,10 @@ MANY = 0.75  # of a host's ranks or of the links between two racks, for them to 
 MIN_PAIRS = 3  # alike, for one of them to stand out
 
 
+# kinds of near and of far pairs, and the kind that both are of
+NEAR_AND_FAR = (("numa", "numas", "host"), ("rack", "racks", "hosts"))
+
+
 WORDS = {
     "numa": "on one NUMA node",
     "numas": "between NUMA nodes of a host",
@@ -232,6 +236,19 @@ def class_rates(matrix: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair
     return {kind: sorted_[kind] for kind in WORDS if kind in sorted_}
 
 
+def _fold_few(rates_by_kind: dict[str, dict[Pair, float]]) -> dict[str, dict[Pair, float]]:
+    """The kinds, with near pairs that are too few for one to stand out among all that near and far
+    pairs are of. Where an end has no near pair, that alone tells it from the others, and near pairs
+    stay by themselves."""
+    folded = dict(rates_by_kind)
+    for near, far, both in NEAR_AND_FAR:
+        few, others = folded.get(near, {}), folded.get(far, {})
+        alike = set().union(*few) == set().union(*others)
+        if 0 < len(few) < MIN_PAIRS and alike:
+            folded[both] = {**folded.get(both, {}), **folded.pop(near), **others}
+    return folded
+
+
 def is_comparable(matrix: Matrix, racks: Mapping[str, str]) -> bool:
     """Whether there are enough pairs of one kind, so that it means something if none stands out."""
     return any(len(rates) >= MIN_PAIRS for rates in class_rates(matrix, racks).values())
@@ -253,7 +270,7 @@ def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[F
     if matrix is None:
         return []
     racks, findings = racks or {}, list[Finding]()
-    for kind, rates in class_rates(matrix, racks).items():
+    for kind, rates in _fold_few(class_rates(matrix, racks)).items():
         for way, blamed in blame_ways(rates, matrix.one_way).items():
             ends, hosts = _by_host(blamed.ends, rates, matrix.hosts)
             links = {p: s for p, s in blamed.links.items() if not {*p} & {*blamed.ends}}

@@ -445,6 +445,31 @@ def test_pairs_on_one_numa_node_are_of_another_kind_than_pairs_between_two() -> 
     assert kinds == ["16 pairs on one NUMA node", "12 pairs between NUMA nodes of a host"]
 
 
+@pytest.mark.parametrize("apart", ["numas", "racks"])
+@pytest.mark.parametrize("between", [1.0, 0.7])
+def test_a_slow_link_among_two_near_and_four_far_pairs_stands_out(
+    apart: str, between: float
+) -> None:
+    """Near pairs are too few to be held against each other."""
+
+    def judged(links: Mapping[Pair, float]) -> list[tuple[str, str]]:
+        far = {(a, b): between for a in (0, 1) for b in (2, 3)} | links
+        if apart == "numas":
+            return blamed(on_nodes(measured(["h0"] * 4, links=far), [0, 0, 1, 1]))
+        racks = {f"h{n}": f"r{n // 2}" for n in range(4)}
+        return blamed(measured(list(racks), links=far), racks)
+
+    assert judged({}) == []
+    assert judged({(0, 1): 0.3})
+    assert {kind for kind, _ in judged({(0, 2): between * 0.4})} == {"link"}
+
+
+@pytest.mark.parametrize("numas", [[0, 0, 1], [0, 0, 1, 2]])
+def test_a_rank_alone_on_its_node_is_none_that_stands_out(numas: list[int]) -> None:
+    links = {(a, b): 0.6 for a, b in combinations(range(len(numas)), 2) if numas[a] != numas[b]}
+    assert blamed(on_nodes(measured(["h0"] * len(numas), links=links), numas)) == []
+
+
 @pytest.mark.parametrize("n", [2, 3])
 def test_few_ranks(n: int) -> None:
     assert not blamed(measured(SIX[:n]))

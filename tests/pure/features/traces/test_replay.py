@@ -131,6 +131,10 @@ def test_iterations_may_be_marked_by_their_calls() -> None:
         ([64], [4, 8, 12], 9, [16]),
         ([64], [4, 4, 4, 8], 3, [4]),  # what is repeated within one is no iteration
         ([], [4, 8, 4, 8, 12], 4, [4, 8]),
+        ([64, 32, 16, 64], [4, 8], 500, []),  # set-up
+        ([64, 32, 16, 64], [4, 8], 500, [4, 64]),
+        ([64] * 5, [*range(4, 44, 4)], 4, []),
+        ([64] * 5, [*range(4, 44, 4)], 4, [4, 8]),
     ],
 )
 def test_without_marks_the_longest_repeated_block_is_one(
@@ -148,6 +152,10 @@ def test_without_marks_the_longest_repeated_block_is_one(
         [4] * 12 + [8, 4] * 12 + [16],  # layers forward, and back
         [4] * 64 + [8, 12],  # the same call in all layers, then two others
         [64] * 30 + [4, 8, 12] * 3,
+        [64] + [4] * 800 + [8, 12],  # all layers of some micro-batches
+        [4, 8] * 800 + [12, 16, 20],
+        [4] * 12 + [4, 8] * 12,  # weights gathered forward; gathered and gradients back
+        [*range(4, 24, 4), *[64, 68, 72, 76, 80, 84] * 2],
     ],
 )
 def test_layers_of_one_iteration_are_not_iterations(nbytes: list[int]) -> None:

@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from collbench.features.health.checks.lost import find_lost
 from collbench.features.health.findings import Finding
-from collbench.features.health.history.nights import Night, Series, launches_of, merge_nights
+from collbench.features.health.history.nights import (
+    Night,
+    Series,
+    launches_of,
+    merge_nights,
+    night_of,
+)
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.sweep import Exclude, Part
@@ -28,17 +34,17 @@ def measured(number: int, rows: Rows, **fields: Any) -> RunFile:
     return dated(number, dict.fromkeys(rows, 1e6), **fields)
 
 
-def found(nights: Sequence[Rows], tonight: RunFile) -> list[Finding]:
-    """What is lost in ``tonight`` after nights of these rows, which come first."""
+def found(
+    nights: Sequence[Rows], tonight: RunFile, others: Sequence[RunFile] = ()
+) -> list[Finding]:
+    """What is lost in ``tonight`` after nights of these rows, which come first, and ``others``."""
     by_case: dict[Case, list[Night]] = {}
     files = [measured(number, rows) for number, rows in enumerate(nights)]
-    for file in (*files, tonight):
+    for file in (*files, *others, tonight):
         for row, launches in launches_of(file).items():
             by_case.setdefault(row, []).extend(merge_nights(launches))
     every = [Series(machine="node1", case=row, nights=each) for row, each in by_case.items()]
-    day = measured(len(nights), rows_of())
-    (night,) = {night.day for each in launches_of(day).values() for night in each}
-    return find_lost(every, [tonight], night)
+    return find_lost(every, [tonight], night_of(tonight.run.started))
 
 
 def test_rows_of_more_ranks_than_are_left_are_missing() -> None:
@@ -46,7 +52,7 @@ def test_rows_of_more_ranks_than_are_left_are_missing() -> None:
     assert finding.severity == "warning"
     assert finding.since == "tonight"
     assert finding.sentence == (
-        "8 ranks of nccl: 2 rows that 7 of the last 7 nights had are missing"
+        "8 ranks of nccl did not measure 2 rows that 7 of the last 7 nights had"
     )
 
 
@@ -76,6 +82,45 @@ def test_a_backend_in_whose_place_another_ran_is_missing() -> None:
 def test_what_an_option_names_is_no_loss(rows: Rows, command: list[str]) -> None:
     tonight = measured(5, rows, command=["collbench", "run", "nightly", *command])
     assert found([rows_of()] * 5, tonight) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "axis"), [(rows_of(4), "ranks"), (rows_of(backend="gloo"), "backends")]
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_the_suite_names_is_no_loss(rows: Rows, axis: str, is_named: bool) -> None:
+    """Which a run's suite does not tell: there, the machine has filled in what was left open."""
+    tonight = measured(5, rows, named_axes=(axis,) * is_named)
+    assert bool(found([rows_of()] * 5, tonight)) is not is_named
+
+
+def test_a_run_that_tells_what_was_named_is_not_judged_by_its_words() -> None:
+    command = ["collbench", "run", "nightly", "--tag", "-g8"]
+    tonight = measured(5, rows_of(7), command=command, named_axes=())
+    assert found([rows_of()] * 5, tonight)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_rows_of_another_suite_are_not_missing(number: int) -> None:
+    """Of a suite that is new, or that is measured once a week, before the nightly one."""
+    nightly = [dated_id(day, rows_of(8), NIGHTLY.name) for day in range(22)]
+    weekly = [dated_id(day, rows_of(4), "weekly") for day in (1, 8, 15, 22)[-number:]]
+    assert found([], weekly[-1], [*nightly, *weekly[:-1]]) == []
+    assert found([], dated_id(22, rows_of(4), NIGHTLY.name), [*nightly, *weekly[:-1]])
+
+
+def dated_id(day: int, rows: Rows, suite: str) -> RunFile:
+    """The run of a suite of this name in a night, under such an id as runs have."""
+    name = f"202601{day + 1:02}-010000000-{suite}-00aa"
+    return measured(day, rows, name=name, suite=replace(NIGHTLY, name=suite))
+
+
+@pytest.mark.parametrize("change", [{"mode": "streaming"}, {"align": 16}])
+def test_rows_that_are_measured_in_another_way_are_not_missing(change: dict[str, Any]) -> None:
+    rows = rows_of(collective="all_gather")
+    assert found([rows] * 5, measured(5, [replace(row, **change) for row in rows])) == []
+    fewer = [replace(row, n=7, **change) for row in rows]
+    assert found([rows] * 5, measured(5, fewer))
 
 
 def test_a_collective_that_a_suite_has_no_more_is_no_loss() -> None:
