@@ -273,7 +273,7 @@ def _handle_error(error: Exception) -> int:
     if hasattr(error, "format_message"):  # of the parser of options
         return _refuse_command_line(error)
     if isinstance(error, typer.Abort):  # Ctrl-C or Ctrl-D at a question
-        print(file=sys.stderr)
+        print_message("no answer: nothing was done")
         return Exit.INTERRUPTED
     if "--debug" in sys.argv:
         raise error

@@ -112,9 +112,10 @@ def measure_crowding(case: Case) -> float:
 
 
 def guess_call(case: Case) -> float:
-    """A rough guess of what a call takes where each rank has a core, s."""
+    """A rough guess of what a call takes where each rank has a core, s: of a rank alone, too, the
+    latency."""
     bound = case.row.bound(case.n)
-    return bound.alpha * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
+    return max(1.0, bound.alpha) * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
 
 
 def guess_filling(case: Case, nbytes: int, policy: Policy) -> float:

@@ -473,7 +473,8 @@ class BudgetPace(Pace):
         more = [cost.fixed - guess.fixed for cost, guess in self._cost_pairs[False]]
         per_case = max(0.0, float(np.median(more))) if more else 0.0
         for large, pairs in self._cost_pairs.items():
-            call = float(np.median([s.call / g.call for s, g in pairs])) if pairs else 1.0
+            calls = [s.call / g.call for s, g in pairs if g.call]  # a step may do nothing
+            call = float(np.median(calls)) if calls else 1.0
             filled = [max(0.0, s.fixed - per_case) / g.fixed for s, g in pairs if large]
             factor = max(1.0, float(np.median(filled))) if filled else 1.0
             self._corrections[large] = per_case, factor, call

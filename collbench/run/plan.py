@@ -176,7 +176,8 @@ REMEDIES = {  # by words of the reason
     "element": "take larger sizes (-b)",
     "integers only": "use -d int32, or another reduction (-o sum)",
     "no in-place form": "use --place out",
-    NO_TIME_LEFT: "set a longer --budget, or take fewer sizes or collectives",
+    NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take), or take fewer sizes or"
+    " collectives, of a step fewer --layers or a smaller --scale",
     "needs a power of two": "choose another number of ranks (-g), or another --algo",
     "has no algorithm": "collbench list shows which collective has which",
 }

@@ -38,11 +38,9 @@ def test_what_it_installs_is_needed_by_its_tests(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("make test ")
-    assert last.endswith("need=mpi,ray,mpich,impi,jax,mlx,opentelemetry,browser,sshd,lab")
+    assert last.endswith("need=mpi,ray,mpich,impi,jax,mlx,browser,sshd,lab")
 
 
 def test_a_container_that_may_have_no_network_of_its_own_needs_no_lab(tmp_path: Path) -> None:
     done = run_ci(tmp_path, apt_get="exit 0", unshare="exit 1")
-    assert done.stdout.splitlines()[-1].endswith(
-        "need=mpi,ray,mpich,impi,jax,mlx,opentelemetry,browser,sshd"
-    )
+    assert done.stdout.splitlines()[-1].endswith("need=mpi,ray,mpich,impi,jax,mlx,browser,sshd")

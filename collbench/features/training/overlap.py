@@ -29,6 +29,7 @@ class Overlap(NamedTuple):
     beyond its computation and the bubble, by rounds, and so are ``hidden`` and ``ideal``: the share
     of its communication that computation hides (1: all, below 0: they are in each other's way),
     None where there is none to speak of, and the longer of the two, over what the step takes.
+    ``share`` is what of a step is exposed, the median of the rounds.
     Intervals are at 95 %."""
 
     step_record: Record
@@ -36,6 +37,7 @@ class Overlap(NamedTuple):
     communication: Record
     bubble: float
     exposed: Shift
+    share: float
     hidden: Shift | None
     ideal: Shift
 
@@ -79,6 +81,7 @@ def _make_overlap(
         communication,
         bubble,
         bound_mean(exposed),
+        stats.median(exposed / np.maximum(step, 1.0)),
         bound_mean((comm - exposed) / comm) if talks else None,
         bound_mean(np.maximum(comp, comm) / step),
     )

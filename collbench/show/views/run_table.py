@@ -363,24 +363,30 @@ def _describe_trouble(run: Gathered) -> Iterable[Words]:
 
 
 def _describe_late(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
-    """A line for each rank that came late, most often first."""
+    """A line for each rank that came late, most often first. Worlds that are alike, as those of
+    launches, count together."""
+    places = {
+        index: (world.n, world.backend, tuple((info.rank, info.host) for info in world.ranks))
+        for index, world in run.worlds.items()
+    }
+    number = len({place[:2] for place in places.values()})
     late = Counter(
-        (record.world, row.late_rank)
+        (places.get(record.world), row.late_rank)
         for record, row in outcomes
         if row and row.late_rank is not None
     )
-    for (index, rank), times in late.most_common():
-        world = run.worlds.get(index)
-        host = next((info.host for info in world.ranks if info.rank == rank), "?") if world else "?"
+    for (place, rank), times in late.most_common():
+        n, backend, ranks = place or (0, "", ())
+        group = f" of {n} ({backend})" if number > 1 else ""
         case_count = sum(
-            record.world == index and rank in record.case.members for record, _ in run.arrived
+            places.get(record.world) == place and rank in record.case.members
+            for record, _ in run.arrived
         )
-        group = f" of {world.n} ({world.backend})" if world and len(run.worlds) > 1 else ""
-        where = plain_line(host)
+        where = plain_line(dict(ranks).get(rank, "?"))
         doubted = any(
             row.late_rank == rank and "late" in map(flag_kind, list_doubts(row))
             for record, row in outcomes
-            if row and record.world == index
+            if row and places.get(record.world) == place
         )
         yield tone_text(
             f"late: rank {rank}{group} ({where}) in {times} of {format_count(case_count, 'row')}",

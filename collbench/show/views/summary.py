@@ -16,6 +16,7 @@ from collbench.core.text import (
 )
 from collbench.records.derive import waits_for_all
 from collbench.records.flags import (
+    FEW,
     OVERSUBSCRIBED,
     UNCONVERGED,
     flag_kind,
@@ -115,7 +116,8 @@ def _describe_extreme(
 
 def choose_extreme(points: Sequence[Point], *, peak: bool = False) -> Point | None:
     """The point of the least time (of a ``peak``: of the highest busbw) that is known: one without
-    a doubt, unless one with a doubt is surely better. None where no point's time is known."""
+    a doubt, unless one with a doubt is surely better; for the least time, one of an unsure time,
+    too. None where no point's time is known."""
     known_points = [point for point in points if is_known(point)]
     good = [point for point in known_points if not list_point_doubts(point)]
     if peak:
@@ -123,7 +125,8 @@ def choose_extreme(points: Sequence[Point], *, peak: bool = False) -> Point | No
         surely = [point for point in known_points if _rate_at(point, point.bounds[1]) > most]
     else:
         least = min((point.bounds[0] for point in good), default=-math.inf)
-        surely = [point for point in known_points if point.bounds[1] < least]
+        bounded = [point for point in points if FEW not in point.ungated]
+        surely = [point for point in bounded if point.bounds[1] < least]
     return max(
         surely or good or known_points,
         key=lambda point: (point.busbw or 0.0) if peak else -point.median,

@@ -328,6 +328,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     return found
 
 
+@pytest.mark.parametrize("cycles", [2, 3])
+def test_a_rank_alone_is_measured_within_a_budget(cycles: int) -> None:
+    """It sends nothing, so that no byte bounds what a call takes."""
+    budget = BudgetPace(10.0, POLICY, lambda job: None)
+    for cycle in range(cycles):
+        alone = msgspec.structs.replace(case(64, n=1), cycle=cycle)
+        budget.open_plan(planned(alone, index=cycle))
+    budget.note_world(world())
+    while jobs := budget.next_jobs():
+        for job in jobs:
+            assert budget.accept(record(job.case, 1000.0, setup_ns=2000))
+
+
 SWEPT = [case(nbytes, n=2) for nbytes in (64, 16 << 10, 1 << 20, 16 << 20, 64 << 20)]
 
 

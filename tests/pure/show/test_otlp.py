@@ -130,7 +130,8 @@ def test_the_faults_of_a_line_are_found() -> None:
 
 def test_opentelemetrys_own_messages_take_every_line() -> None:
     if importlib.util.find_spec("opentelemetry") is None:
-        stop_without("opentelemetry", "pip install 'collbench[test]' has opentelemetry-proto")
+        way = "pip install opentelemetry-proto, beside which Ray starts no more"
+        stop_without("opentelemetry", way)
     from google.protobuf import json_format
     from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 

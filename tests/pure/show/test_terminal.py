@@ -500,6 +500,22 @@ def test_a_cause_of_what_depends_on_arrival_is_told_only_where_there_is_evidence
     assert "(2.5x) (other processes were at work)" in told_("preempted")
 
 
+def test_launches_of_the_same_ranks_are_told_of_a_late_rank_together() -> None:
+    gathered = reporter_.Gathered()
+    outcomes = [
+        measured(a_case(nbytes=8 << index), world=index, row={"late_rank": 3})
+        for index in (0, 1, 2)
+    ]
+    told(gathered, outcomes)
+    gathered.world(a_world(index=1))
+    gathered.world(a_world(index=2, backend="shm"))
+    lines = [str(line) for line in cases_.summarise_run(gathered)]
+    assert [line for line in lines if line.startswith("late: ")] == [
+        "late: rank 3 of 4 (gloo) (node01) in 2 of 2 rows",
+        "late: rank 3 of 4 (shm) (node01) in 1 of 1 row",
+    ]
+
+
 def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
     small = measured(a_case(nbytes=8, mode="streaming"), row={"control": 5210.0})
     large = measured(a_case(nbytes=1 << 20, mode="streaming"))
@@ -783,6 +799,14 @@ def test_a_run_of_cramped_and_other_ranks_has_both_precisions() -> None:
 
 
 BIMODAL = {"flags": ("bimodal",), **TWO_SPEEDS}
+
+
+def test_a_floor_is_no_more_than_another_row_surely_took_however_unsure() -> None:
+    sure = measured(a_case(nbytes=8, algorithm="ring"), 3_760_000)
+    unsure = measured(a_case(nbytes=8), 389_000, row={"lo": 300_000.0, "hi": 1_110_000.0})
+    assert "latency floor 389 µs ±185%" in told_floor([sure, unsure, *LARGE])
+    wider = measured(a_case(nbytes=8), 389_000, row={"lo": 300_000.0, "hi": 5_000_000.0})
+    assert "latency floor 3.76 ms" in told_floor([sure, wider, *LARGE])
 
 
 def told_peak(outcomes) -> str:

@@ -30,6 +30,7 @@ from collbench.features.training.views.timeline import (
     format_signed_time,
 )
 from collbench.records.derive import derive_row
+from collbench.records.flags import EXCLUDED
 from collbench.records.origins import FAKE, is_fake, select_counting
 from collbench.records.paired import Shift
 from collbench.records.stats import median
@@ -95,6 +96,7 @@ def make_document(file: RunFile) -> Document:
                 + code_text("collbench run --resume", "notice")
                 + tone_text(" measures it again", "notice")
             )
+        brief += [tone_text(text, "bad") for text in _list_exclusions(overlap)]
         brief += describe_overlap(overlap) + _describe_expected(overlap, step)
         if step and step.recorded:
             brief += ["", _recorded_table(overlap, step.recorded), ""]
@@ -132,6 +134,17 @@ def _describe_cut(overlap: Overlap) -> str:
     )
 
 
+def _list_exclusions(overlap: Overlap) -> list[str]:
+    """Sentences on why times of a step, or of its parts, count nowhere else."""
+    rows = map(derive_row, (overlap.step_record, overlap.computation, overlap.communication))
+    flags = {flag for row in rows if row for flag in row.flags}
+    return [
+        f"{flag}: {reason}; no verdict rests on what follows"
+        for flag, reason in EXCLUDED.items()
+        if flag in flags
+    ]
+
+
 def name_step(case: Case) -> str:
     """A step's name without the digest that sets steps of the same name apart."""
     return case.subject.rpartition(" #")[0]
@@ -139,10 +152,9 @@ def name_step(case: Case) -> str:
 
 def describe_overlap(overlap: Overlap) -> list[str]:
     """Sentences on a step's time, and on its communication that nothing hides."""
-    share = overlap.exposed.estimate / max(1.0, median(overlap.step_record.times_ns))
     bubble = f" and a bubble of {format_duration(overlap.bubble)}" if overlap.bubble else ""
     lines = [
-        f"exposed communication {format_within(overlap.exposed)}: {share:.0%} of the step"
+        f"exposed communication {format_within(overlap.exposed)}: {overlap.share:.0%} of the step"
         f" (step less computation{bubble}, round by round)",
     ]
     parts = (overlap.computation, overlap.communication)

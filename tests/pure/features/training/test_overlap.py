@@ -53,6 +53,14 @@ def test_what_is_exposed_and_hidden(step: float, hidden: float) -> None:
     assert one.ideal.estimate == pytest.approx(10 / step, rel=1e-6)
 
 
+def test_no_more_than_the_step_is_exposed() -> None:
+    """However long single steps take: the share is that of rounds, not of the times' means."""
+    step = np.random.default_rng(3).permutation([*([0.6, 0.5, 0.7] * 8), *([9.0] * 16)]).tolist()
+    (one,) = find_overlaps(parts(step, [0.1] * 40, [0.5] * 40))
+    assert one.exposed.estimate > np.median(step) * MS
+    assert one.share == pytest.approx(np.median([(each - 0.1) / each for each in step]))
+
+
 def test_what_all_parts_share_in_a_round_does_not_widen_the_interval() -> None:
     """A machine that is slow by turns is so for all parts of a round."""
     moods = np.tile([1.0, 2.0], 20)

@@ -69,6 +69,17 @@ def test_time_that_a_step_saves_has_its_sign() -> None:
     assert exposed.startswith("exposed communication -1.00 ms [-1.0")
 
 
+def test_rounds_that_were_mostly_repeated_are_told_before_what_they_show() -> None:
+    records = [each for each in overlap((9.0,) * 8, 10, 4)[:3] if isinstance(each, Record)]
+    (sound,) = find_overlaps(records)
+    (doubted,) = find_overlaps([*records[:2], replace(records[2], invalid={"late": 4})])
+    assert steps._list_exclusions(sound) == []
+    (sentence,) = steps._list_exclusions(doubted)
+    assert sentence.startswith(
+        "invalid!: more than a quarter of the samples had to be repeated; no"
+    )
+
+
 def test_a_step_is_named_without_its_digest() -> None:
     assert steps.name_step(overlap((1.0,) * 6, 1, 1).step_record.case) == "x layers=2"
 
