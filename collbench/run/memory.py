@@ -61,7 +61,7 @@ WORKSPACE = 32 << 20  # of a library that multiplies matrices: cuBLAS's for a st
 def count_computing_bytes(kind: str, on_gpu: bool) -> int:
     """Bytes of a rank for computation of this kind, on its GPU or on its host."""
     sizes = GPU_COMPUTING if on_gpu else HOST_COMPUTING
-    multiplied = 3 * sizes.side**2 * sizes.itemsize + WORKSPACE
+    multiplied = 3 * sizes.side**2 * sizes.itemsize + (WORKSPACE if on_gpu else 0)
     copied = 2 * sizes.store
     return multiplied * (kind in ("auto", "gemm")) + copied * (kind in ("auto", "copy"))
 

@@ -82,7 +82,9 @@ def execute_order(
         return _Session(order, prepared, make_reporter(), world, before).run()
     except Exception as e:
         if isinstance(world, join.Joined):
-            world.refuse(classify_ending(e)[1])
+            here = isinstance(e, OSError | MemoryError)
+            fault = Exit.CANNOT_RUN if here else Exit.FAULT
+            world.refuse(e.exit if isinstance(e, CollbenchError) else fault)
         raise
     finally:
         world.close()

@@ -389,7 +389,7 @@ class Joined(World):
         they have met before."""
         if not self.has_begun and self._member.n > 1:
             self.refused = code
-            with suppress(CollbenchError, OSError):
+            with suppress(Exception):  # what rank 0 ends for is the reason that is told
                 self.run([], Listener(lambda line: None))
 
     def _share_refusal(self, meeting: Meeting) -> bool:
@@ -464,6 +464,7 @@ def follow_rank_0(
         # libraries under a collective abort when Python takes itself down around them
         os._exit(Exit.INTERRUPTED)
     if joined_ranks.refused:
+        time.sleep(_WORD_SECONDS)  # rank 0 says why, before a launcher ends it
         return joined_ranks.refused
     broken = any(isinstance(error, RunBroken) for error in unopened)
     if not broken and (joined_ranks.opened or not unopened):

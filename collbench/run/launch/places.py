@@ -382,6 +382,7 @@ class SeatWatch(RankWatch):
         """Take in a line of a rank, or what the keeper of its place says of it."""
         message = super().handle_line(rank, line)
         if message.line is not None:
+            self.stopped.discard(rank)
             self._count.count(message.line)
         elif message.pid is not None:
             self.pids[rank] = message.pid

@@ -320,6 +320,7 @@ class Worker:
         host, device = environment.host_name(), gpu.describe_device(self._backend.device)
         own_cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         members = self._group.members if self._plan.groups else range(self._plan.n)
+        numa = cpus.find_numa(own_cpus)
         rank_info = [
             RankInfo(
                 rank=members[rank],
@@ -327,7 +328,7 @@ class Worker:
                 pid=os.getpid(),
                 cpus=own_cpus,
                 device=device,
-                numa=cpus.find_numa(own_cpus),
+                numa=numa,
             )
             for rank in self._ranks
         ]

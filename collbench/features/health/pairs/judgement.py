@@ -293,7 +293,11 @@ def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[F
                 )
                 for pair, share in links.items()
             ]
-    return sorted(findings, key=lambda finding: finding.evidence[0].value)
+    slowest_first = sorted(findings, key=lambda finding: finding.evidence[0].value)
+    by_subject: dict[Subject, Finding] = {}
+    for finding in slowest_first:
+        by_subject.setdefault(finding.subject, finding)  # a pair may be of two kinds
+    return [*by_subject.values()]
 
 
 def _name_rank(matrix: Matrix, rank: int) -> str:

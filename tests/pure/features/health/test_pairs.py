@@ -461,7 +461,7 @@ def test_a_slow_link_among_two_near_and_four_far_pairs_stands_out(
 
     assert judged({}) == []
     assert judged({(0, 1): 0.3})
-    assert {kind for kind, _ in judged({(0, 2): between * 0.4})} == {"link"}
+    assert [kind for kind, _ in judged({(0, 2): between * 0.4})] == ["link"]
 
 
 @pytest.mark.parametrize("numas", [[0, 0, 1], [0, 0, 1, 2]])
