@@ -270,10 +270,16 @@ def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[F
     if matrix is None:
         return []
     racks, findings = racks or {}, list[Finding]()
+    told: set[tuple[str, Pair]] = set()  # far pairs count in two kinds (_fold_few)
     for kind, rates in _fold_few(class_rates(matrix, racks)).items():
         for way, blamed in blame_ways(rates, matrix.one_way).items():
             ends, hosts = _by_host(blamed.ends, rates, matrix.hosts)
-            links = {p: s for p, s in blamed.links.items() if not {*p} & {*blamed.ends}}
+            links = {
+                pair: share
+                for pair, share in blamed.links.items()
+                if not {*pair} & {*blamed.ends} and (way, pair) not in told
+            }
+            told |= {(way, pair) for pair in links}
             uplinks: Mapping[tuple[str, str], float] = {}
             if kind == "racks":
                 links, uplinks = _by_rack(links, rates, matrix.hosts, racks)
@@ -293,11 +299,7 @@ def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[F
                 )
                 for pair, share in links.items()
             ]
-    slowest_first = sorted(findings, key=lambda finding: finding.evidence[0].value)
-    by_subject: dict[Subject, Finding] = {}
-    for finding in slowest_first:
-        by_subject.setdefault(finding.subject, finding)  # a pair may be of two kinds
-    return [*by_subject.values()]
+    return sorted(findings, key=lambda finding: finding.evidence[0].value)
 
 
 def _name_rank(matrix: Matrix, rank: int) -> str:
