@@ -8,7 +8,7 @@ waits, to a file that ``collbench trace`` and ``collbench replay`` read
 ``interception`` says how calls are seen. Whatever the backend, those of Python and of C++ pass
 there, with their group, in every thread: DDP's reducer, FSDP, DTensor, functional collectives,
 compiled code. Torch's profiler, with or without an ExecutionTraceObserver, sees the same operators
-but not their groups on Gloo, and every other operator, too. A recorded call took 0.7 to 1.3 ms
+but not their groups on Gloo, and every other operator, too. A recorded call took 0.4 to 1.8 ms
 more of a CPU, mostly as nothing of it is in a cache by then (tests/perf/recording.py).
 
 Times are nanoseconds since the epoch: the wall clock when recording began, from then on the
