@@ -84,7 +84,7 @@ def execute_order(
         if isinstance(world, join.Joined):
             here = isinstance(e, OSError | MemoryError)
             fault = Exit.CANNOT_RUN if here else Exit.FAULT
-            world.refuse(e.exit if isinstance(e, CollbenchError) else fault)
+            world.end_followers(e.exit if isinstance(e, CollbenchError) else fault)
         raise
     finally:
         world.close()
@@ -227,7 +227,10 @@ class _Session:
         launches = self._open_launches(plans)
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
         listener = Listener(
-            *callbacks, interim=self._accept_interim, unopened=self._unopened, met=self._met
+            *callbacks,
+            interim=self._accept_interim,
+            unopened=self._unopened,
+            met=self._refuse_met_hosts,
         )
         problem: Exception | None = None
         try:
@@ -366,7 +369,8 @@ class _Session:
         world = self._worlds.get(record.world)
         return derive.derive_in_run(record, world, self._prepared.suite)
 
-    def _met(self, hosts: list[str]) -> None:
+    def _refuse_met_hosts(self, hosts: list[str]) -> None:
+        """As _refuse_hosts, and note it: the run's file is then left as it was."""
         try:
             _refuse_hosts(self._order, hosts)
         except UsageError:

@@ -384,7 +384,7 @@ class Joined(World):
                     watch.end()
         mpi_library.finalise_at_exit()
 
-    def refuse(self, code: Exit) -> None:
+    def end_followers(self, code: Exit) -> None:
         """At rank 0, which ends with this code: have the others come and end with it, too, unless
         they have met before."""
         if not self.has_begun and self._member.n > 1:

@@ -69,17 +69,17 @@ class Computation:
         self._unit_ns = 1
         self._timed = "gemm" if kind == "auto" and device.type != "cpu" else kind
         if self._timed in units:
-            (self._unit_ns,) = decide([self._time_unit(self._capture(units[self._timed]))])
+            (self._unit_ns,) = decide([self._time_unit(self._capture_action(units[self._timed]))])
 
-    def _capture(self, action: Action) -> Action:
-        """What issues the same by one launch, where there is a stream to do so."""
+    def _capture_action(self, action: Action) -> Action:
+        """Capture the action, so that one launch issues it; without a stream it stays as it is."""
         if not self._stream:
             return action
         action()  # what libraries load and allocate at first cannot be captured
         self._finish()
-        return partial(self._replay, self._stream.capture(action))
+        return partial(self._launch_graph, self._stream.capture(action))
 
-    def _replay(self, graph: Action) -> None:
+    def _launch_graph(self, graph: Action) -> None:
         """Launch a graph, which keeps none of the memory that it works on: this object does."""
         graph()
 
@@ -116,7 +116,7 @@ class Computation:
             parts += [partial(self._move, copied)] if copied else []
         if self._kind == "auto" and work.compute_ns and not parts:
             return partial(run_all, [partial(self._spin, work.compute_ns)])
-        return self._capture(partial(run_all, parts)) if parts else None
+        return self._capture_action(partial(run_all, parts)) if parts else None
 
     def _multiply(self, flops: float) -> None:
         whole_count, rest = divmod(flops, self._flops)
