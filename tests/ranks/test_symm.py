@@ -156,7 +156,7 @@ def test_a_ring_is_right_and_its_world_says_that_kernels_were_interpreted(
     plan = Plan(0, "symm", 2, INTERPRETED, Policy(iters=1, warmup=0), [Job(case, 1, "small")], 60.0)
     launcher.run([plan], Listener(lines.append))
     assert lines[0].interpreted and "interpreter" in lines[0].library
-    assert (lines[1].status, lines[1].wrong) == ("ok", 0)
+    assert (lines[1].status, lines[1].wrong) == ("ok", 0), lines[1]
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def test_a_step_that_does_not_fit_says_which_part_would() -> None:
     room = Room("on this host", 1 << 30, 1 << 20, 2, 256 << 20)
     jobs, (skip,) = plan.fit_jobs([case], Policy(), lambda case: room, lambda case: step)
     assert not jobs
-    needs = "a rank needs 906 MiB for itself and a buffer for each operation, 2 ranks 1,812 MiB"
+    needs = "a rank needs 874 MiB for itself and a buffer for each operation, 2 ranks 1,748 MiB"
     assert needs in skip.reason
     assert "1,024 MiB are available; --scale 1/" in skip.reason
     jobs, skips = plan.fit_jobs(
