@@ -595,7 +595,8 @@ class RunExport(Gathered):
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
-        outputs.write_runs([self.file], self._path, self._format, "--output")
+        nbytes = outputs.write_runs([self.file], self._path, self._format, "--output")
+        outputs.announce_file(self._path, nbytes, to_stderr=True)
 
 
 def make_reporter(

@@ -84,12 +84,14 @@ def deliver_document(
     plotlyjs: str = "inline",
 ) -> None:
     """Prints the document in the format ``printed``, then writes every one of ``files``, each whole
-    or not at all. A document that depends on the format is made by a function of its name."""
+    or not at all, and announces it on standard error. A document that depends on the format is made
+    by a function of its name."""
     make = document if callable(document) else lambda _: document
     print_text(render_text(make(printed), printed))
     for path in files:
         name = SUFFIXES[path.suffix]
-        write_file(make(name), path, name, plotlyjs)
+        for file, nbytes in write_file(make(name), path, name, plotlyjs):
+            announce_file(file, nbytes, to_stderr=True)
 
 
 def write_file(
@@ -104,9 +106,7 @@ def write_file(
         from collbench.show import html
 
         files.append((path.with_name(html.LIBRARY), html.load_plotly(), html.BANNER))
-    for file, text, mark in files:
-        save_text(file, text, mark, shared=True)
-    return [(file, len(text.encode())) for file, text, _ in files]
+    return [(file, save_text(file, text, mark, shared=True)) for file, text, mark in files]
 
 
 def write_runs(files: Sequence[RunFile], path: Path, name: str, option: str = "-o") -> int:
@@ -123,6 +123,14 @@ def write_runs(files: Sequence[RunFile], path: Path, name: str, option: str = "-
         data = render_text(gauges.make_document(files), name).encode()
     replace_file(path, data, option, shared=True)
     return len(data)
+
+
+def announce_file(path: Path, nbytes: int, remark: str = "", to_stderr: bool = False) -> None:
+    """Say that a file was written; on standard error where standard output has something else."""
+    from collbench.core.text import format_size, plain_line
+
+    text = f"wrote {path} ({format_size(nbytes)})" + f": {remark}" * bool(remark)
+    typer.echo(plain_line(text), err=to_stderr)
 
 
 def render_text(document: Document, name: str, plotlyjs: str = "inline") -> str:

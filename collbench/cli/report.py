@@ -80,7 +80,7 @@ def report(options: ReportOptions) -> None:
     import msgspec
 
     from collbench.cli import outputs
-    from collbench.core.text import format_count, format_size
+    from collbench.core.text import format_count
     from collbench.records import run_file
     from collbench.show import html
     from collbench.show.views import run
@@ -108,7 +108,7 @@ def report(options: ReportOptions) -> None:
         document = msgspec.structs.replace(document, title=options.title)
     if path:
         for file, nbytes in outputs.write_file(document, path, output_format, options.plotlyjs):
-            typer.echo(f"wrote {file} ({format_size(nbytes)})")
+            outputs.announce_file(file, nbytes)
     else:
         outputs.deliver_document(document, output_format)
     if options.png:
@@ -119,7 +119,6 @@ def report(options: ReportOptions) -> None:
 def _deliver_runs(options: ReportOptions, output_format: str) -> None:
     """Write runs for other programs, or print them. Raises UsageError and CannotRun."""
     from collbench.cli import outputs
-    from collbench.core.text import format_size
     from collbench.records import run_file
     from collbench.show.views import gauges
 
@@ -142,7 +141,7 @@ def _deliver_runs(options: ReportOptions, output_format: str) -> None:
     files = [run_file.read_digest(path) for path in _find_runs(options.runs or ["@last"])]
     if path:
         nbytes = outputs.write_runs(files, path, output_format)
-        typer.echo(f"wrote {path} ({format_size(nbytes)})")
+        outputs.announce_file(path, nbytes)
     else:
         outputs.deliver_document(gauges.make_document(files), output_format)
 

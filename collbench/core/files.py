@@ -141,12 +141,15 @@ def refuse_no_folder(path: Path, option: str) -> None:
 
 def save_text(
     path: Path, text: str, mark: str = "", option: str = "-o", shared: bool = False
-) -> None:
-    """Writes a text file whole or not at all; what was there before stays until then, and is
-    replaced where it begins with ``mark``, by default the whole text. A new one only its owner may
-    read unless it is ``shared``, others who might before. Raises UsageError and CannotRun."""
+) -> int:
+    """Writes a text file whole or not at all, and returns its bytes. What was there before stays
+    until then, and is replaced where it begins with ``mark``, by default the whole text. A new one
+    only its owner may read unless it is ``shared``, others who might before. Raises UsageError and
+    CannotRun."""
     refuse_foreign_file(path, mark or text, option)
-    replace_file(path, readable_text(text).encode(), option, shared)
+    data = readable_text(text).encode()
+    replace_file(path, data, option, shared)
+    return len(data)
 
 
 def replace_file(path: Path, data: bytes, option: str = "-o", shared: bool = False) -> None:

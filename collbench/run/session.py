@@ -37,6 +37,7 @@ from collbench.run.reporter import Reporter
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.sweep import Suite
+from collbench.survive.crash import find_exit_code
 from collbench.survive.signals import interrupts
 
 LONG_CALL = 60.0  # seconds of a call that is told of beforehand
@@ -82,9 +83,7 @@ def execute_order(
         return _Session(order, prepared, make_reporter(), world, before).run()
     except Exception as e:
         if isinstance(world, join.Joined):
-            here = isinstance(e, OSError | MemoryError)
-            fault = Exit.CANNOT_RUN if here else Exit.FAULT
-            world.end_followers(e.exit if isinstance(e, CollbenchError) else fault)
+            world.end_followers(find_exit_code(e))
         raise
     finally:
         world.close()

@@ -7,7 +7,7 @@ import re
 import traceback
 from typing import NamedTuple
 
-from collbench.core.errors import Exit, first_line
+from collbench.core.errors import CollbenchError, Exit, first_line
 from collbench.core.files import keep_traceback
 
 # as Python, torch, C++, the loader of libraries and the kernel say it
@@ -60,6 +60,14 @@ def describe_error(error: BaseException) -> str:
     """A clause on what befell a process, to follow its name."""
     text = f"{type(error).__name__}: {first_line(error)}"
     return f"ran out of memory ({text})" if is_out_of_memory(error) else f"raised {text}"
+
+
+def find_exit_code(error: Exception) -> Exit:
+    """The exit code of a process that this error ends."""
+    if isinstance(error, CollbenchError):
+        return error.exit
+    known = isinstance(error, OSError) and error.errno in HINTS
+    return Exit.CANNOT_RUN if known or is_out_of_memory(error) else Exit.FAULT
 
 
 def explain_crash(error: Exception) -> Crash:

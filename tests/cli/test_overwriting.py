@@ -81,6 +81,18 @@ def test_what_collbench_wrote_is_replaced(inside, name: str) -> None:
 
 
 @pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("name", [*WRITING, "drain.py"])
+def test_a_command_says_which_file_it_wrote(inside, name: str) -> None:
+    """On standard error where the command prints a result, too."""
+    words = WRITING.get(name, ("recipe", "drain", "-o"))
+    done = inside(*words, name)
+    prints = words[0] in ("compare", "health", "history")
+    message = f"wrote {name} ("
+    assert message in (done.stderr if prints else done.stdout)
+    assert message not in (done.stdout if prints else done.stderr)
+
+
+@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("name", WRITING)
 def test_a_folder_that_is_missing_is_told(inside, name: str) -> None:
     done = inside(*WRITING[name], f"none/{name}")

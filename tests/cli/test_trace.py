@@ -114,6 +114,7 @@ def test_a_page_and_its_json_are_written_beside_what_is_printed(bare, tmp_path: 
     files = dumped(tmp_path, USUAL, USUAL[:1], USUAL)
     done = bare("trace", *files, "--format", "md", "-o", str(page), "-o", str(values))
     assert done.returncode == 1
+    assert f"wrote {page} (" in done.stderr and f"wrote {values} (" in done.stderr
     assert "rank 1 never called" in page.read_text()
     assert json.loads(values.read_text())["hang"]["ranks"] == [1]
 

@@ -61,6 +61,7 @@ def recipe(options: RecipeOptions) -> None:
 
     `collbench help outputs` says how each is used. They are yours to change.
     """
+    from collbench.cli import outputs
     from collbench.core.files import save_text
     from collbench.suite.grammar import parse_choice
 
@@ -76,10 +77,11 @@ def recipe(options: RecipeOptions) -> None:
     text = read_recipe(options.name)
     if options.output is None:
         return typer.echo(text, nl=False)
-    save_text(options.output, text, MARK, shared=True)
+    nbytes = save_text(options.output, text, MARK, shared=True)
     if row.is_program:
         mode = options.output.stat().st_mode
         options.output.chmod(mode | (mode & 0o444) >> 2)
+    outputs.announce_file(options.output, nbytes)
 
 
 def read_recipe(name: str) -> str:

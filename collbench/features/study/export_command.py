@@ -40,6 +40,7 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> None:
     """Write an algorithm's schedule as MSCCL XML, GOAL, DOT, JSON or Chakra."""
+    from collbench.cli import outputs
     from collbench.core import algorithms, files
     from collbench.core import export as exports
     from collbench.core.feature import load_entries
@@ -64,4 +65,5 @@ def export(options: ExportOptions) -> None:
     text = exports.FORMATS[to](schedule, size)
     if output is None:
         return typer.echo(text, nl=False)
-    files.save_text(output, text, exports.NAME if to == "json" else "", shared=True)
+    nbytes = files.save_text(output, text, exports.NAME if to == "json" else "", shared=True)
+    outputs.announce_file(output, nbytes)

@@ -98,7 +98,7 @@ def _measure_stretch(step: Step, step_record: Record) -> float:
     def seconds(op: Op, party: Party | None = None) -> float:
         if op.kind != "compute" or step.compute == "none":
             return 0.0
-        return computed.get(_work_key(op), 0.0) if computed else op.compute_ns or op.flops
+        return computed.get(_work_key(op), 0.0)
 
     longest = max(sum(map(seconds, program.ops)) for program in step.programs)
     stretch = Walk(step, seconds).seconds / longest if longest else 1.0
@@ -355,8 +355,9 @@ def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
 
 def predict_step_ns(step: Step, step_record: Record, computation: Record) -> float | None:
     """The time in ns that the step would take if operations did not slow each other: each operation
-    takes its time when measured by itself, and computation its time without communication. None
-    where some operation was not measured by itself."""
+    takes its time when measured by itself, and computation its time without communication, so that
+    it is no less than that. None where some operation was not measured by itself, or nothing tells
+    how computation is divided."""
     if not step_record.operations:
         return None
     program, operation_times = step.program(0), step_record.operations[0]
@@ -373,6 +374,8 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
         return None
     alone = {op: stats.median(times) for op, times in took.items() if times}
     computed = _computation_times(step, step_record.operations, stats.median(computation.times_ns))
+    if not computed and any(op.kind == "compute" for other in step.programs for op in other.ops):
+        return None
 
     def seconds(op: Op, party: Party) -> float:
         return computed.get(_work_key(op), 0.0) if op.kind == "compute" else alone.get(op, 0.0)
@@ -383,25 +386,21 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
 def _computation_times(
     step: Step, rank_times: Sequence[Sequence[Operation]], total: float
 ) -> dict[tuple[float, ...], float]:
-    """The time in ns of computations of a step, by their work: all of a rank's computations take
-    ``total`` together, shared out as they were seen in the whole step."""
-    times: dict[tuple[float, ...], list[int]] = {}
-    sums = []
+    """The times in ns of computations of a step, by their work, scaled so that the program that
+    computes longest takes ``total``: as they were seen in the whole step, by their FLOPs where none
+    was seen. Empty where these are unknown, too."""
+    seen: dict[tuple[float, ...], list[int]] = {}
     for rank, operation_times in enumerate(rank_times):
-        spans = [
-            (op, operation.ends_ns[k] - operation.begins_ns[k])
-            for op, operation in zip(step.program(rank).ops, operation_times, strict=True)
-            if op.kind == "compute"
-            for k in range(len(operation.ends_ns))
-        ]
-        sums.append(
-            sum(ns for _, ns in spans)
-            / max(1, min((len(operation.ends_ns) for operation in operation_times), default=0))
-        )
-        for op, ns in spans:
-            times.setdefault(_work_key(op), []).append(ns)
-    share = total / max([*sums, 1.0])
-    return {work: share * stats.median(durations) for work, durations in times.items()}
+        for op, times in zip(step.program(rank).ops, operation_times, strict=True):
+            if op.kind == "compute" and times.ends_ns:
+                took = np.subtract(times.ends_ns, times.begins_ns).tolist()
+                seen.setdefault(_work_key(op), []).extend(took)
+    computations = [[op for op in program.ops if op.kind == "compute"] for program in step.programs]
+    weights = {work: stats.median(durations) for work, durations in seen.items()} or {
+        _work_key(op): op.compute_ns or op.flops for ops in computations for op in ops
+    }
+    longest = max(sum(weights.get(_work_key(op), 0.0) for op in ops) for ops in computations)
+    return {work: total * weight / longest for work, weight in weights.items() if longest}
 
 
 def _work_key(op: Op) -> tuple[float, ...]:

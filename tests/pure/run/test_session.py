@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -14,7 +15,8 @@ import factories
 import msgspec
 import pytest
 
-from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
+from collbench.cli import main
+from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.features.training import presets
 from collbench.features.training.overlap import find_overlaps
 from collbench.features.training.step import Op, Program
@@ -104,6 +106,39 @@ def test_a_launchers_ranks_do_not_predict_beside_what_they_measure(
     )
     with pytest.raises(UsageError, match="--backend gloo,model: model predicts"):
         session.execute_order(Order(suite=both, command=[]), Reporter)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EPROTO, "Protocol error"),
+        MemoryError(),
+        ValueError("planted"),
+        CannotRun("planted"),
+        UsageError("planted"),
+    ],
+    ids=repr,
+)
+def test_followers_end_with_the_exit_code_of_rank_0(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OSError of a kind that nobody expects is a fault of collbench, at rank 0 as at others."""
+    ends: list[Exit] = []
+    monkeypatch.setattr(main, "print_message", lambda *_: None)
+    world = session.join.Joined(environments.Membership("mpirun", 0, 2, 0, 2), 1.0)
+    monkeypatch.setattr(world, "load", functools.partial(_raise, error))
+    monkeypatch.setattr(world, "end_followers", ends.append)
+    monkeypatch.setattr(session, "choose_world", lambda *_: world)
+    with pytest.raises(type(error)) as raised:
+        session.execute_order(Order(suite=STEPS, command=[]), Reporter)
+    assert raised.value is error
+    known = isinstance(error, CollbenchError)
+    assert ends == [error.exit if known else main._handle_error(error)]
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 STEPS = Suite(

@@ -60,6 +60,7 @@ def learn(options: LearnOptions) -> None:
     """
     from typing import cast
 
+    from collbench.cli import outputs
     from collbench.core import files
     from collbench.core.text import format_count, print_message
     from collbench.features.health.expect import learning
@@ -88,9 +89,10 @@ def learn(options: LearnOptions) -> None:
     if path is None:
         typer.echo(text.rstrip("\n"))
         return
-    files.save_text(path, text, shared=True)
+    nbytes = files.save_text(path, text, shared=True)
     rows = format_count(sum(map(len, learned.curves.values())), "row")
-    typer.echo(f"wrote {path}: {rows} of {format_count(len(learned.nodes), 'node')}; review it")
+    nodes = format_count(len(learned.nodes), "node")
+    outputs.announce_file(path, nbytes, f"{rows} of {nodes}; review it")
 
 
 def _check_pattern(text: str) -> None:

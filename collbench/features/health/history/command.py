@@ -208,9 +208,10 @@ def trend(options: TrendOptions) -> None:
         outlook = make_outlook(name, series, share)
     document = views.make_document(outlook, options.everything, terminal.text_width())
     if page:
-        files.save_text(
+        nbytes = files.save_text(
             page, html.render_page(document), outputs.MARKS["html"], "--html", shared=True
         )
+        outputs.announce_file(page, nbytes, to_stderr=True)
     outputs.deliver_document(document, options.output_format)
 
 
@@ -339,6 +340,7 @@ def _choose_machine(book: Book, name: str) -> str:
 
 def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
     """Writes the file for the repository and keeps its content; never in place of another one."""
+    from collbench.cli import outputs
     from collbench.core import files
     from collbench.features.health.history import baselines
 
@@ -355,9 +357,9 @@ def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
         raise CannotRun(
             f"cannot write {path.parent}: {e.strerror}", "choose another place with -o"
         ) from e
-    files.save_text(path, baselines.render_baseline(baseline), shared=True)
+    nbytes = files.save_text(path, baselines.render_baseline(baseline), shared=True)
     book.accept(baseline)
-    typer.echo(f"wrote {path}: {_summarise_baseline(baseline)}; commit it")
+    outputs.announce_file(path, nbytes, f"{_summarise_baseline(baseline)}; commit it")
 
 
 def _summarise_baseline(baseline: Baseline) -> str:

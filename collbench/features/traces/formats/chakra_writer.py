@@ -59,7 +59,8 @@ def write_ranks(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
     files.save_text(folder / GROUPS, json.dumps(groups) + "\n", "", "--output")  # others' are kept
     for rank in ranks:
         _save_bytes(folder / f"{name}.{rank.rank}.et", b"".join(_write_messages(rank, numbers)))
-    return f"{format_count(len(ranks), 'file')} {folder / name}.RANK.et, and groups in {GROUPS}"
+    number = format_count(len(ranks), "file")
+    return f"wrote {number} {folder / name}.RANK.et, and groups in {GROUPS}"
 
 
 def _save_bytes(path: Path, data: bytes) -> None:

@@ -101,7 +101,6 @@ class Program:
         self._calls: deque[Seen] = deque()
         self._notes: list[Line] = []
         self._overdue: list[Seen] = []  # written, and have not ended
-        self._mark: Interval | None = None
         self._unread: list[dict[str, Any]] = []  # calls whose reduction is as C++ has it
         self._count = self._iteration = 0  # calls so far, and when the iteration began
         self._numbers: dict[str, int] = {}  # calls of each group so far
@@ -218,11 +217,11 @@ class Program:
             self._notes.append(own.Note(fake=True))
 
     def iterated(self, step: Interval) -> None:
-        """An iteration more; the one before stands now and is written."""
+        """An iteration has ended. Its mark is written with the next lines, so that a job that is
+        killed later keeps it."""
         with self._lock:
             self._read()
-            self._note_mark()
-            self._mark = step
+            self._notes.append(own.Note(step=step))
             self._tasks.clear()
             self._forget_calls()
             self._iteration = self._count
@@ -240,11 +239,6 @@ class Program:
             if (work := self._works[key][0].work) is not None:
                 self._forgotten.add(work)
             self._pop_calls(key)
-
-    def _note_mark(self) -> None:
-        if self._mark is not None:
-            self._notes.append(own.Note(step=self._mark))
-            self._mark = None
 
     def in_task(self, call: Seen, task: int) -> bool:
         """Whether it is the first call of a backward pass."""
@@ -367,7 +361,6 @@ class Program:
         itself has ended, not only the recording."""
         with self._lock:
             self._read()
-            self._note_mark()
             lines = [*self._notes, *self._list_late(), *(observed.call for observed in self._calls)]
             lines += [own.Note(lost=Lost(why, *sums)) for why, sums in self._lost.items()]
         return [*lines, own.Note(ended=self._now(), broken=broken)]

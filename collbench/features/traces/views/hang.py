@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.text import format_count, format_size
+from collbench.core.text import format_count, format_duration, format_size
 from collbench.features.traces.analysis.hang import Front, Hang, has_ended
 from collbench.features.traces.analysis.judgement import Judged, in_words
 from collbench.features.traces.analysis.operations import (
@@ -23,7 +23,7 @@ from collbench.features.traces.analysis.operations import (
 from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import POINT_TO_POINT
 from collbench.features.training.step_files import format_ranks
-from collbench.features.training.views.timeline import RANKS, Bar, draw_timeline
+from collbench.features.training.views.timeline import RANKS, Bar, draw_timeline, format_span
 from collbench.show.document import Column, Figure, Line, Table, make_columns
 
 BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands
@@ -244,34 +244,16 @@ def make_tables(verdict: Judged) -> list[Table]:
 
 def draw_hang(verdict: Judged) -> Figure | None:
     """Where the job hangs, drawn: the last calls of the first group that hangs, a row for each
-    rank, who waits with an open end, and what the others lack. None where the trace has no times.
-    """
+    rank, how long those that wait have waited, and what the others lack. None where the trace has
+    no times."""
     assert verdict.hang
     front = verdict.hang.fronts[0]
     ranks = _drawn_ranks(verdict.hang, front)
-    calls = [
-        (rank, meeting, call)
-        for meeting in verdict.matches.meetings
-        if meeting.group == front.group and front.number - DRAWN <= meeting.number <= front.number
-        for rank, call in meeting.calls.items()
-        if rank in ranks and _begin_time(call) >= 0
-    ]
-    waiting = [_begin_time(call) for rank, _, call in calls if rank in front.waiting]
-    ended = [max(call.ends_ns, _begin_time(call)) for *_, call in calls]
-    if not waiting or front.number < 0:
+    calls = _list_drawn(verdict, front, ranks)
+    if front.number < 0 or not any(drawn.is_waiting for drawn in calls):
         return None
-    zero = min(_begin_time(call) for *_, call in calls)
-    edge = max(ended) + max((max(ended) - zero) // 2, 1_000_000)
-    bars: dict[str, list[Bar]] = {"communication": [], "waiting": []}
-    for rank, meeting, call in calls:
-        open_end = meeting.number == front.number and rank in front.waiting
-        end = edge if open_end else max(call.ends_ns, _begin_time(call) + (edge - zero) // 100)
-        name = f"{call.kind} #{meeting.number}"
-        hover = describe_call(call, front.group), call.source
-        when = _begin_time(call) - zero, end - zero
-        bar = Bar(rank, "", *when, f"waits in {name}" if open_end else name, hover)
-        bars["waiting" if open_end else "communication"].append(bar)
-    begun = min(_begin_time(c) for _, m, c in calls if m.number == front.number) - zero
+    zero = min(drawn.begin for drawn in calls)
+    begun = min(drawn.begin for drawn in calls if drawn.number == front.number) - zero
     notes = [
         {
             "x": begun / 1e6,
@@ -283,12 +265,74 @@ def draw_hang(verdict: Judged) -> Figure | None:
         for rank in ranks
         if _describe_lack(front, rank)
     ]
-    timeline = draw_timeline("Who waits for whom", _drawn_words(verdict, front, ranks), bars, "ms")
+    bars = _make_bars(calls, front.group, zero)
+    caption = _drawn_words(verdict, front, ranks)
+    if any(drawn.is_waiting and drawn.end >= 0 for drawn in calls):
+        caption += " Bars of waiting ranks end when their recordings were last written."
+    timeline = draw_timeline("Who waits for whom", caption, bars, "ms")
     layout = {**timeline.layout, "annotations": notes}
     rows = [f"rank {rank}" for rank in sorted(ranks, reverse=True)]
     layout["yaxis"] = {"type": "category", "categoryorder": "array", "categoryarray": rows}
     layout["yaxis"] |= {"range": [-0.5, len(rows) - 0.5]}
     return replace(timeline, name="hang", layout=layout, height=140 + 34 * len(rows))
+
+
+class _DrawnCall(NamedTuple):
+    """A call of a rank that is drawn, from ``begin`` to ``end`` (ns). A call that hangs ends when
+    its rank's recording was last written. ``end`` is -1 where it is unknown."""
+
+    rank: int
+    number: int
+    call: Call
+    begin: int
+    end: int
+    is_waiting: bool
+
+
+def _list_drawn(verdict: Judged, front: Front, ranks: Sequence[int]) -> list[_DrawnCall]:
+    """The last calls of a group, of those ranks that are drawn."""
+    written = {rank.rank: rank.written_ns for rank in verdict.trace.ranks}
+    calls = []
+    for meeting in verdict.matches.meetings:
+        if meeting.group != front.group or not 0 <= front.number - meeting.number <= DRAWN:
+            continue
+        for rank, call in meeting.calls.items():
+            begin = _begin_time(call)
+            is_waiting = meeting.number == front.number and rank in front.waiting
+            end = written[rank] if is_waiting else call.ends_ns
+            end = end if end >= begin + is_waiting else -1
+            if rank in ranks and begin >= 0:
+                calls.append(_DrawnCall(rank, meeting.number, call, begin, end, is_waiting))
+    return calls
+
+
+def _make_bars(calls: Sequence[_DrawnCall], group: Group, zero: int) -> dict[str, list[Bar]]:
+    """The bars of calls, in ns after ``zero``, by kind. The bar of a call that hangs goes to the
+    figure's edge where it is unknown how long its rank has waited."""
+    edge = max(max(drawn.begin, drawn.end) for drawn in calls)
+    if any(drawn.is_waiting and drawn.end < 0 for drawn in calls):
+        edge += max((edge - zero) // 2, 1_000_000)
+    bars: dict[str, list[Bar]] = {"communication": [], "waiting": []}
+    for rank, number, call, begin, end, is_waiting in calls:
+        name, hover = f"{call.kind} #{number}", (describe_call(call, group), call.source)
+        if is_waiting:
+            took = f" for {format_duration(end - begin)}" if end >= 0 else ""
+            when = begin - zero, (end if end >= 0 else edge) - zero
+            bar = Bar(rank, "", *when, f"waits in {name}{took}", hover, f"waits{took}")
+        else:  # wide enough to be seen
+            when = begin - zero, max(end, begin + (edge - zero) // 100) - zero
+            bar = Bar(rank, "", *when, name, hover, _describe_timing(call, zero))
+        bars["waiting" if is_waiting else "communication"].append(bar)
+    return bars
+
+
+def _describe_timing(call: Call, zero: int) -> str:
+    """How long a call took, and when it began after ``zero``."""
+    begin = _begin_time(call)
+    if call.ends_ns >= begin:
+        return format_span(begin - zero, call.ends_ns - zero)
+    took = f"{format_duration(call.length_ns)}, " if call.length_ns >= 0 else ""
+    return f"{took}issued at {format_duration(begin - zero)}"
 
 
 def _drawn_ranks(hang: Hang, front: Front) -> list[int]:

@@ -93,7 +93,8 @@ def draw_operations(
 
 class Bar(NamedTuple):
     """What a rank did on a ``lane`` of its row: "" is the program's own, others are groups'.
-    ``label`` stand in the bar, ``more`` is shown where the pointer rests on it."""
+    ``label`` stand in the bar, ``more`` is shown where the pointer rests on it, with ``timing`` if
+    the bar's length is not the time that it took."""
 
     rank: int
     lane: str
@@ -101,14 +102,18 @@ class Bar(NamedTuple):
     end_ns: int
     label: str
     more: tuple[str, ...] = ()
+    timing: str = ""
 
     @property
     def hover(self) -> str:
         """The text that a bar shows under the pointer."""
-        took = (
-            f"{format_duration(self.end_ns - self.begin_ns)} from {format_duration(self.begin_ns)}"
-        )
-        return join_hover([*(self.more or (self.label,)), self.lane, took])
+        timing = self.timing or format_span(self.begin_ns, self.end_ns)
+        return join_hover([*(self.more or (self.label,)), self.lane, timing])
+
+
+def format_span(begin_ns: int, end_ns: int) -> str:
+    """How long something took, and from when on."""
+    return f"{format_duration(end_ns - begin_ns)} from {format_duration(begin_ns)}"
 
 
 def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:

@@ -277,6 +277,31 @@ def test_what_a_step_takes_if_operations_are_as_fast_as_by_themselves() -> None:
     assert alone(3 * MS, 5.0, told=False) is None
 
 
+def predict(took: list[int], work: Op) -> float | None:
+    """What a step of 8 ms of computation takes, whose computation was seen to take these times,
+    while operations of no time are under way."""
+    step = Step("x", 2, (Program((0, 1), (work, OPS[0], OPS[3])),))
+    none = [0] * len(took)
+    watched = [
+        Operation(begins_ns=none, ends_ns=took),
+        Operation(begins_ns=none, ends_ns=none, alone_ns=[0]),
+        Operation(begins_ns=none, ends_ns=none),
+    ]
+    whole, computed, _ = parts([1.0] * 3, [8.0] * 3, [1.0] * 3)
+    return predict_step_ns(step, replace(whole, operations=[watched, watched]), computed)
+
+
+def test_a_step_at_stand_alone_speeds_takes_no_less_than_its_computation() -> None:
+    """Though most computations were shorter in the steps that were watched than their mean."""
+    work = Op(kind="compute", flops=1e9)
+    assert predict([1, 1, 1, 1, 9], work) == pytest.approx(8 * MS)
+    assert predict([], work) == pytest.approx(8 * MS)  # of a step too long to be watched
+
+
+def test_a_step_whose_computations_are_unknown_has_no_stand_alone_speed() -> None:
+    assert predict([], Op(kind="compute", touched=1024)) is None
+
+
 def test_the_operation_that_costs_most_is_first() -> None:
     times = np.arange(100, 120)
     spared = [5, 0, 9, 0]

@@ -260,6 +260,13 @@ def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
     assert [(note.late, note.peer) for note in notes] == [((0, received.issued + 7), 3)]
 
 
+def test_the_mark_of_an_iteration_is_written_once_it_has_ended() -> None:
+    program = recorded.Program(recorded.make_clock())
+    program.iterated((3, 7))
+    notes = [line for line in program.ready() if isinstance(line, own.Note) and line.step]
+    assert [note.step for note in notes] == [(3, 7)]
+
+
 def raises(*_: object) -> None:
     raise ValueError("planted")
 

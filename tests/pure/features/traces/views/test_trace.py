@@ -301,6 +301,29 @@ def test_a_hang_is_drawn_with_open_ends_and_what_others_lack() -> None:
     assert "never called all_reduce #2" in lacks["rank 2"] and "no trace" in lacks["rank 3"]
 
 
+def test_a_rank_in_a_call_that_hangs_is_drawn_as_long_as_it_has_waited() -> None:
+    begun = {"state": "completed", "issued_ns": NOON + 186_000_000_000}
+    usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
+    found = made(usual, usual, usual[:1], written_ns=NOON + 248_000_000_000)
+    figure = hung.draw_hang(judge_trace(found))
+    assert figure and "end when their recordings were last written" in figure.caption
+    (waiting,) = (data for data in figure.data if data["name"] == "waiting")
+    assert waiting["x"] == [61_000.0, 61_000.0]  # ms
+    assert waiting["text"] == ["waits in all_reduce #2 for 61.0 s"] * 2
+    assert all(hover.endswith("waits for 61.0 s") for hover in waiting["hovertext"])
+
+
+def test_short_calls_are_drawn_wider_and_keep_their_times() -> None:
+    begin = NOON + 186_000_000_000
+    short = replace(USUAL[0], issued_ns=begin, begins_ns=begin, ends_ns=begin + 2_000_000)
+    found = made([short, USUAL[1]], [short], written_ns=NOON + 248_000_000_000)
+    figure = hung.draw_hang(judge_trace(found))
+    assert figure
+    (done,) = (data for data in figure.data if data["name"] == "communication")
+    assert done["x"] == [620.0, 620.0]
+    assert all("2.00 ms from" in hover for hover in done["hovertext"])
+
+
 def test_a_hang_without_times_is_not_drawn() -> None:
     called = calls_of(("all_reduce", DONE), ("all_reduce", {"state": "started"}))
     assert hung.draw_hang(judge_trace(made(called, called[:1]))) is None
