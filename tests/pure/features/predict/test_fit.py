@@ -377,7 +377,9 @@ def test_ranks_and_algorithms_are_fitted_together() -> None:
 
 
 REFUSED = {
-    "takes at least 4 sizes, and this has 3: measure more (-b and -e, or --sizes)": [case(s) for s in (8, 64, 512)],
+    "takes at least 4 sizes, and this has 3: measure more (-b and -e, or --sizes)": [
+        case(s) for s in (8, 64, 512)
+    ],
     "beta is not identifiable: up to 64 B the time is latency": [
         case(s) for s in (8, 16, 24, 32, 48, 64)
     ],
