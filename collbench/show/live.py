@@ -49,6 +49,7 @@ from collbench.suite.case import Case, Skip
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
 SO_FAR_AFTER = 8.0  # seconds of a run, from which on a pipe is told what is known
 SO_FAR = "times of a first pass; the results follow, in the tables"
+SECOND_PASS = "pass 2 of 2, "
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
 
 
@@ -170,7 +171,7 @@ class Status(Gathered):
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
         is_second = case in self._recorded  # which adds no case to those that are done
-        self._now = (case, f"pass 2 of 2, {phase}" if is_second else phase, max(0.0, fraction))
+        self._now = (case, SECOND_PASS + phase if is_second else phase, max(0.0, fraction))
         self._advance(0.0 if is_second else fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
@@ -373,9 +374,9 @@ def render_progress(
     are ``done``, how long it took and will take (``time_left``, where it is known); and what is
     measured ``now``."""
     progressed = achieved - earlier
-    if (
-        time_left is None and progressed >= 0.5 and done < total
-    ):  # how long a second pass takes, is not known
+    # how long a second pass takes is not known
+    is_second = now is not None and now[1].startswith(SECOND_PASS)
+    if time_left is None and progressed >= 0.5 and done < total and not is_second:
         time_left = elapsed * (total - achieved) / progressed
     yet = f"{format_clock(time_left)} left" if time_left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -426,14 +427,14 @@ class Watch:
                 self._bar.remove_task(earlier)
             self._tasks = {step.stage: self._bar.add_task(name, total=1, doing="")}
         case = step.case
-        what = f": {case.collective} {case.label} {format_size(case.nbytes)}" if case else ""
+        what = f"{case.collective} {case.label} {format_size(case.nbytes)}" if case else ""
         rounds, launches = max(1, step.rounds), max(1, step.launches)
         self._bar.update(
             self._tasks[step.stage],
             description=f"{name}, rounds" if step.stage else f"{name}, launches",
             total=rounds if step.stage else launches,
             completed=step.round + step.launch / launches if step.stage else step.launch,
-            doing=f"{step.side}{what}",
+            doing=": ".join(filter(None, (step.side, what))),
         )
         if self._bar.disable and self._shown_step != (step.stage, step.round):
             self._shown_step = (step.stage, step.round)

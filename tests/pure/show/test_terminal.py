@@ -1236,12 +1236,15 @@ def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_no_time_left_is_said_in_the_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later", [0, 1])  # cases of a world that follows
+def test_no_time_left_is_said_in_the_second_pass(
+    later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     out = io.StringIO()
     status = Status(Console(file=out, width=120), watched=False)
-    status.begin(a_run(), [a_case()], [])
+    status.begin(a_run(), [a_case(), a_case(backend="shm")][: 1 + later], [])
     status.record(*measured(a_case()))
     status.phase(a_case(), "measuring", 0.4)
     now[0] = 14.0
@@ -1295,6 +1298,8 @@ def test_the_bar_of_an_experiment_counts_the_rounds_of_a_stage() -> None:
         (task,) = watch._bar.tasks
         seen.append((task.description, task.completed, task.total))
     assert seen == [("stage 1, rounds", done / 2, 3) for done in range(6)]
+    watch.step(reporter_.Step(1, 2, 3, "", 1, 2, a_case(algorithm="ring")))
+    assert watch._bar.tasks[0].fields["doing"] == "all_reduce ring@gloo 1 KiB"
 
 
 def foretold(
