@@ -110,6 +110,13 @@ class CaseRows(NamedTuple):
         note = self.reason_of("skipped")
         return note if note.startswith(NO_TIME_LEFT) else ""
 
+    @property
+    def dropped_launch_count(self) -> int:
+        """The number of launches of the case that --budget left no time for."""
+        fresh = [row for row in self.rows if row.run.policy.fresh]
+        notes = [cycle.record.note for row in fresh for cycle in row.left_out]
+        return sum(note.startswith(NO_TIME_LEFT) for note in notes)
+
     def reason_of(self, status: str) -> str:
         """The reason that records of this status give; empty if there are none."""
         return next(iter(self._reasons_of(status)), "")

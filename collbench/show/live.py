@@ -49,6 +49,7 @@ from collbench.suite.case import Case, Skip
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
 SO_FAR_AFTER = 8.0  # seconds of a run, from which on a pipe is told what is known
 SO_FAR = "times of a first pass; the results follow, in the tables"
+SECOND_PASS = "pass 2 of 2, "
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
 
 
@@ -139,6 +140,7 @@ class Status(Gathered):
         self._live: Frame | None = None
         self._recorded: set[Case] = set()  # cases that have a record
         self._now: tuple[Case, str, float] | None = None
+        self._achieved = 0.0  # cases, the share of the one under way included; it never falls
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
         )
@@ -168,8 +170,9 @@ class Status(Gathered):
         self._header = self._heading()
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        phase = f"pass 2 of 2, {phase}" if case in self._recorded else phase
-        self._now = (case, phase, fraction)
+        is_second = case in self._recorded  # which adds no case to those that are done
+        self._now = (case, SECOND_PASS + phase if is_second else phase, max(0.0, fraction))
+        self._advance(0.0 if is_second else fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
 
@@ -200,6 +203,11 @@ class Status(Gathered):
         super().record(record, row)
         self._recorded.add(record.case)
         self._now = (record.case, "done", 0.0)
+        self._advance(0.0)
+
+    def _advance(self, share: float) -> None:
+        """Take in that the cases that have arrived are done, and ``share`` of another."""
+        self._achieved = max(self._achieved, min(len(self.cases), len(self.arrived) + share))
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
@@ -236,6 +244,7 @@ class Status(Gathered):
         return render_progress(
             len(self.arrived),
             len(self.cases),
+            self._achieved,
             now - self._began,
             self._now,
             self._earlier or 0,
@@ -355,18 +364,19 @@ def _print_warning(text: str) -> None:
 def render_progress(
     done: int,
     total: int,
+    achieved: float,
     elapsed: float,
     now: tuple[Case, str, float] | None,
     earlier: int = 0,
     time_left: float | None = None,
 ) -> RenderableType:
-    """A bar with what is done, ``earlier`` of it before ``elapsed`` began, how long it took and
-    will take (``time_left``, where it is known); and what is measured ``now``."""
-    achieved = min(total, done + (now[2] if now and done < total else 0.0))
+    """A bar with what is ``achieved``, ``earlier`` of it before ``elapsed`` began, how many cases
+    are ``done``, how long it took and will take (``time_left``, where it is known); and what is
+    measured ``now``."""
     progressed = achieved - earlier
-    if (
-        time_left is None and progressed >= 0.5 and done < total
-    ):  # how long a second pass takes, is not known
+    # how long a second pass takes is not known
+    is_second = now is not None and now[1].startswith(SECOND_PASS)
+    if time_left is None and progressed >= 0.5 and done < total and not is_second:
         time_left = elapsed * (total - achieved) / progressed
     yet = f"{format_clock(time_left)} left" if time_left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -415,10 +425,17 @@ class Watch:
         if step.stage not in self._tasks:
             for earlier in self._tasks.values():
                 self._bar.remove_task(earlier)
-            self._tasks = {step.stage: self._bar.add_task(name, total=step.launches, doing="")}
+            self._tasks = {step.stage: self._bar.add_task(name, total=1, doing="")}
         case = step.case
-        what = f": {case.collective} {case.label} {format_size(case.nbytes)}" if case else ""
-        self._bar.update(self._tasks[step.stage], completed=step.launch, doing=f"{step.side}{what}")
+        what = f"{case.collective} {case.label} {format_size(case.nbytes)}" if case else ""
+        rounds, launches = max(1, step.rounds), max(1, step.launches)
+        self._bar.update(
+            self._tasks[step.stage],
+            description=f"{name}, rounds" if step.stage else f"{name}, launches",
+            total=rounds if step.stage else launches,
+            completed=step.round + step.launch / launches if step.stage else step.launch,
+            doing=": ".join(filter(None, (step.side, what))),
+        )
         if self._bar.disable and self._shown_step != (step.stage, step.round):
             self._shown_step = (step.stage, step.round)
             self._console.print(

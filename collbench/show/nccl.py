@@ -392,9 +392,11 @@ class Text(Reporter):
             self._block_outcomes += measured
             self._remark(*_describe_isolated(measured), *_describe_doubted(measured))
         for record, _ in measured:
-            if record.status in ("failed", "skipped"):
+            if record.status == "failed":
                 placement = PLACES["in" if record.case.in_place else "out"]
-                self._remark(f"{record.status}: {record.case.nbytes} B {placement}: {record.note}")
+                self._remark(f"failed: {record.case.nbytes} B {placement}: {record.note}")
+            if record.status == "skipped":
+                self._cases_by_skip.setdefault(record.note, []).append(record.case)
             if record.findings:
                 self._has_findings = True
                 self._remark(f"found: {record.case.subject}: collbench report shows it")
@@ -436,6 +438,7 @@ class Text(Reporter):
         self._block_outcomes: list[Outcome] = []
         self._has_findings = False  # of cases that find something else than times
         self._repeated: Counter[str] = Counter()
+        self._cases_by_skip: dict[str, list[Case]] = {}  # of this table, by their reason
         matching_worlds = [
             w
             for w in self._worlds
@@ -470,6 +473,9 @@ class Text(Reporter):
 
     def _conclude(self) -> None:
         """Write the closing lines of the open table, if there is one."""
+        if self._table:
+            skips = self._cases_by_skip.items()
+            self._remark(*(f"skipped: {why} ({_count_cases(cases)})" for why, cases in skips))
         if self._table and not any(map(has_line, self._block_outcomes)):
             if self._has_findings:
                 return
@@ -543,6 +549,14 @@ def write_header(options: Options) -> Iterator[str]:
 def escape_remark(text: str) -> str:
     """A remark's text, changed where nccl-tests' parsers would take it for a header or a footer."""
     return re.sub("|".join(WORDS), lambda match: WORDS[match[0]], plain_line(text))
+
+
+def _count_cases(cases: Sequence[Case]) -> str:
+    """The number of cases, with the sizes that they are of, and the place if all have one."""
+    sizes, places = sorted({case.nbytes for case in cases}), {case.in_place for case in cases}
+    ends = " to ".join(f"{size} B" for size in dict.fromkeys((sizes[0], sizes[-1])))
+    place = "" if len(places) > 1 else f" {PLACES['in' if places.pop() else 'out']}"
+    return f"cases: {len(cases)}, {ends}{place}"
 
 
 def _describe_isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:

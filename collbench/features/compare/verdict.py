@@ -249,27 +249,36 @@ def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
     """Why the launches of two sides are too few, and how to come by enough; more where some of them
     may not be judged."""
     numbers = [len(side.launches) for side in (base, head)]
-    launches = [*base.launches.values(), *head.launches.values()]
     measured = max(len(side.timed) for side in (base, head))
     if measured <= 1:
         alone = "only one launch per side, so noise and change cannot be told apart"
-        return f"{alone} ({_describe_more(launches, FEWEST_UNPAIRED)})"
+        return f"{alone} ({_describe_more(base, head, FEWEST_UNPAIRED)})"
     few = f"{FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
     if measured == max(numbers):
         number = f"{numbers[0]} and {format_count(numbers[1], 'launch')}"
-        return f"{number}, and {few} ({_describe_more(launches, FEWEST_UNPAIRED)})"
+        return f"{number}, and {few} ({_describe_more(base, head, FEWEST_UNPAIRED)})"
     enough = math.ceil(FEWEST_UNPAIRED * measured / max(1, min(numbers)))
     number = f"{numbers[0]} and {numbers[1]} of {measured} launches may be judged"
-    return f"{number}, and {few} ({_describe_more(launches, enough)})"
+    return f"{number}, and {few} ({_describe_more(base, head, enough)})"
 
 
-def _describe_more(launches: Sequence[Row], number: int) -> str:
-    """A sentence on how to make so many launches more, in the way that these were made."""
+def _describe_more(base: CaseRows, head: CaseRows, number: int) -> str:
+    """A sentence on how to make so many launches a side, in the way that these were made; where a
+    budget left no time for some of them, how to give them time."""
+    launches = [*base.launches.values(), *head.launches.values()]
     if any(launch.run.imported for launch in launches):
         return f"name {number} logs a side"
     launchers = {launch.world.launcher for launch in launches if launch.world} - {*STARTING}
     if launchers:  # whose ranks no command can start anew
         return f"start the command {number} times a side, and name all of its runs"
+    dropped = [side.dropped_launch_count for side in (base, head)]
+    if any(dropped):
+        planned = min(len(side.timed) + side.dropped_launch_count for side in (base, head))
+        more = f"--launches {number} and " if planned < number else ""
+        return (
+            f"--budget left no time for {dropped[0]} of base and {dropped[1]} of head: measure each"
+            f" side with {more}a longer --budget, or with fewer cases"
+        )
     return f"measure each side with --launches {number}, or better both in turns with collbench ab"
 
 

@@ -185,7 +185,10 @@ def _make_series(
         refused: bool(refused),
         "one rank sends nothing": not counts[0],
         f"{case.collective} moves no data: its time is its latency": not sizes.any(),
-        f"{len(sizes)} sizes; a line needs {FEWEST}": len(sizes) < FEWEST,
+        (
+            f"a fit of latency and bandwidth takes at least {FEWEST} sizes, and this has"
+            f" {len(sizes)}: measure more (-b and -e, or --sizes)"
+        ): len(sizes) < FEWEST,
     }
     refused = next((reason for reason, holds in reasons.items() if holds), "")
     world = launches[-1][0].world
@@ -255,7 +258,7 @@ def _count_factors(case: Case, carried: float) -> tuple[tuple[float, float, floa
             f"only collectives are fitted over sizes, and this is a {case.table.noun}",
         )
     if _has_table(case):
-        return (0.0, 0.0, 0.0), "", "a table of blocks has one size, and a line needs several"
+        return (0.0, 0.0, 0.0), "", "a table of blocks has one size, and a fit takes several"
     if case.algorithm == "native":
         bound = COLLECTIVES[case.collective].bound(case.n)
         model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")

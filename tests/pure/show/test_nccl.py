@@ -1001,6 +1001,19 @@ def test_a_table_of_which_nothing_ran_has_no_footer_that_says_ok() -> None:
     assert comments(text, "# no case") == ["# no case of this table ran"]
 
 
+def test_a_reason_for_skips_is_told_once_with_a_count_of_cases() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
+    absent = [(Record(case=case, status="skipped", note="no mpirun"), None) for case in cases]
+    lines = written(absent).splitlines()
+    at = lines.index("# skipped: no mpirun (cases: 4, 8 B to 16 B)")
+    assert lines[at + 1] == "# no case of this table ran"
+    assert len(comments("\n".join(lines), "# skipped")) == 1
+    some = written([measured(cases[0]), absent[1], measured(cases[2]), absent[3]])
+    assert comments(some, "# skipped") == ["# skipped: no mpirun (cases: 2, 8 B to 16 B in place)"]
+    one = written([measured(cases[0]), measured(cases[1]), absent[2], measured(cases[3])])
+    assert comments(one, "# skipped") == ["# skipped: no mpirun (cases: 1, 16 B out of place)"]
+
+
 @pytest.mark.parametrize("case", [a_case(n=1), a_case(collective="barrier", op="none", nbytes=0)])
 def test_no_remark_says_bandwidth_before_the_footer(case: Case) -> None:
     text = written([measured(case)])

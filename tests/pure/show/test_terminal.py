@@ -1236,18 +1236,70 @@ def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_no_time_left_is_said_in_the_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later", [0, 1])  # cases of a world that follows
+def test_no_time_left_is_said_in_the_second_pass(
+    later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     out = io.StringIO()
     status = Status(Console(file=out, width=120), watched=False)
-    status.begin(a_run(), [a_case()], [])
+    status.begin(a_run(), [a_case(), a_case(backend="shm")][: 1 + later], [])
     status.record(*measured(a_case()))
     status.phase(a_case(), "measuring", 0.4)
     now[0] = 14.0
     Console(file=out, width=120).print(status._view())
     assert "0:14 elapsed" in out.getvalue() and "left" not in out.getvalue()
     assert "pass 2 of 2, measuring 40%" in out.getvalue()
+
+
+def test_the_bar_of_a_run_never_falls_back() -> None:
+    """The first world's second pass and the start of the next world add nothing to the bar."""
+    cases = [a_case(nbytes=8 << power) for power in range(4)]
+    status = Status(Console(file=io.StringIO(), width=120), watched=False)
+    status.begin(a_run(), cases, [])
+    seen, counts = [], []
+
+    def look() -> None:
+        out = io.StringIO()
+        Console(file=out, width=120).print(status._view())
+        filled = re.match(r"[━╸]*", out.getvalue())
+        seen.append(len(filled[0]) if filled else 0)
+        counts.extend(map(int, re.findall(r"(\d+)/4", out.getvalue())))
+
+    def visit(case: Case, again: bool = False) -> None:
+        for phase, fraction in (("starting up", -0.25), ("measuring", 0.4), ("leaving", 0.6)):
+            status.phase(case, phase, fraction)
+            look()
+        record, row = measured(case)
+        status.record(msgspec.structs.replace(record, again=again), row)
+        look()
+
+    for case, again in ((0, False), (1, False), (0, True), (1, True), (2, False), (3, False)):
+        visit(cases[case], again)
+    assert seen == sorted(seen) and seen[-1] == 24
+    assert counts == sorted(counts) and counts[-1] == 4
+    assert seen[8:16] == seen[7:8] * 8  # the second pass of the first world
+
+
+def test_the_share_of_a_case_whose_ranks_start_is_not_negative() -> None:
+    out = io.StringIO()
+    status = Status(Console(file=out, width=120), watched=False)
+    status.begin(a_run(), [a_case()], [])
+    status.phase(a_case(), "starting up", -0.25)
+    Console(file=out, width=120).print(status._view())
+    assert "starting up: 1 KiB" in out.getvalue()
+
+
+def test_the_bar_of_an_experiment_counts_the_rounds_of_a_stage() -> None:
+    watch, seen = live.Watch(), []
+    for step in (reporter_.Step(1, at, 3, "", launch, 2) for at in range(3) for launch in (0, 1)):
+        watch.step(step)
+        (task,) = watch._bar.tasks
+        seen.append((task.description, task.completed, task.total))
+    assert seen == [("stage 1, rounds", done / 2, 3) for done in range(6)]
+    watch.step(reporter_.Step(1, 2, 3, "", 1, 2, a_case(algorithm="ring")))
+    assert watch._bar.tasks[0].fields["doing"] == "all_reduce ring@gloo 1 KiB"
 
 
 def foretold(

@@ -9,6 +9,7 @@ not suffice for two worlds, one launch follows the other.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,9 @@ from collbench.features.compare.ab.rounds import (
     Judge,
     Judged,
     Ledger,
+    Shortfall,
     budget_for,
+    describe_shortfall,
 )
 from collbench.machine import variables
 from collbench.records import paired, store
@@ -180,6 +183,12 @@ class Experiment:
         self._ledger = Ledger()
         self._done = {1: 0, 2: 0}  # rounds of each stage
         self._sides: dict[SideName, _Side] = {}
+        self._shortfall = ""
+
+    @property
+    def shortfall(self) -> str:
+        """The reason why rounds ended though rows have no verdict, where that is the budget."""
+        return self._shortfall
 
     @property
     def name(self) -> str:
@@ -276,6 +285,7 @@ class Experiment:
                 continue
             others = [row for row in rows if row not in suspected]
             if not self._go_on(again, others, verdicts, fewest):
+                self._shortfall = self._describe_shortfall(again, others, verdicts, fewest)
                 return
 
     def _go_on(
@@ -287,8 +297,10 @@ class Experiment:
     ) -> bool:
         """A few rounds more of the rows of the second stage that are worth it, else of the others,
         of which one might yet be flagged. Returns whether there were any."""
-        spare = max((self._ledger.seconds([row.key]) for row in others), default=0.0)
-        for stage, some, reserve in ((2, again, 0.0), (1, others, fewest * spare)):
+        for stage, some, reserve in (
+            (2, again, 0.0),
+            (1, others, self._confirming_seconds(others, fewest)),
+        ):
             lacking = {
                 row.key: max((verdict.lacking for verdict in verdicts[row.key]), default=0.0)
                 for row in some
@@ -298,6 +310,44 @@ class Experiment:
                 self._rounds(stage, [row for row in some if row.key in keys], AHEAD, beyond=True)
                 return True
         return False
+
+    def _confirming_seconds(self, rows: Sequence[Row], fewest: int) -> float:
+        """The seconds that are kept to measure again the costliest of these rows."""
+        return fewest * max((self._ledger.seconds([row.key]) for row in rows), default=0.0)
+
+    def _describe_shortfall(
+        self,
+        again: Sequence[Row],
+        others: Sequence[Row],
+        verdicts: Mapping[str, Sequence[Judged]],
+        fewest: int,
+    ) -> str:
+        """The note on rows that lack rounds when the last one has ended; empty without such rows
+        and where a budget of 0 allows no rounds beyond the fewest."""
+        lacking = {
+            row.key: max(
+                (each.lacking for each in verdicts[row.key] if not each.decided), default=0
+            )
+            for row in (*again, *others)
+        }
+        lacking = {key: pairs for key, pairs in lacking.items() if 0 < pairs < math.inf}
+        if not (self._budget and lacking):
+            return ""
+        kept = dict.fromkeys((row.key for row in again), 0.0)
+        kept |= dict.fromkeys((row.key for row in others), self._confirming_seconds(others, fewest))
+        cost, time_left = self._ledger.cost, self._time_left()
+        least = min(lacking, key=lambda key: cost({key: lacking[key]}) + kept[key])
+        needed = cost(lacking) + max(kept[key] for key in lacking)
+        shortfall = Shortfall(
+            rows=len(lacking),
+            pairs=lacking[least],
+            pair_seconds=self._ledger.seconds([least]),
+            confirming_seconds=kept[least],
+            time_left=time_left,
+            needed=self._budget - time_left + needed,
+        )
+        default = "the default " if self._order.budget is None else ""
+        return describe_shortfall(f"{default}--budget {self._budget:g}s", shortfall)
 
     def _drop_beyond_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
         """The rows that ``rounds`` rounds can measure in the time left. Each other row is recorded

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from collbench.core.text import format_count, format_duration
 from collbench.records.types import RunFile
 
 BUDGET = 300.0  # seconds after which no more rounds are begun than were asked for
@@ -26,6 +27,9 @@ AHEAD = 4  # rounds between two looks at what is worth while
 HOPE = 1.5  # of the time that is left a row may seem to need, for what few rounds tell of scatter
 
 
+LONGEST_ADVISED = 24 * 3600.0  # seconds of a budget that advice names
+
+
 def budget_for(seconds: float) -> str:
     """A value of --budget for rounds that take about ``seconds``, with a quarter to spare, as
     "20m"."""
@@ -35,6 +39,34 @@ def budget_for(seconds: float) -> str:
     return f"{duration}s" if duration % 60 else f"{duration // 60}m"
 
 
+class Shortfall(NamedTuple):
+    """The rounds that a budget leaves no time for, in seconds."""
+
+    rows: int  # without a verdict
+    pairs: float  # that the row that takes least still lacks
+    pair_seconds: float  # of one pair of that row
+    confirming_seconds: float  # kept to measure that row again, should it be flagged
+    time_left: float
+    needed: float  # from the start of the experiment, for all of the rows
+
+
+def describe_shortfall(budget: str, short: Shortfall) -> str:
+    """The note on rounds that ended though rows have no verdict; ``budget`` is the option."""
+    what = (
+        f"the cheapest of {short.rows:,} undecided rows" if short.rows > 1 else "the undecided row"
+    )
+    kept, them = short.confirming_seconds, "them all" if short.rows > 1 else "them"
+    hint = f"; --budget {budget_for(short.needed)} holds {them}"
+    left = f"with {format_duration(1e9 * short.time_left)} of {budget} left"
+    return (
+        f"rounds ended {left if short.time_left > 0 else f'as {budget} was used up'}:"
+        f" {what} lacks about {format_count(int(short.pairs), 'more pair')} of"
+        f" {format_duration(1e9 * short.pair_seconds)}"
+        + (f" and {format_duration(1e9 * kept)} to confirm a change" if kept else "")
+        + hint * (short.needed <= LONGEST_ADVISED)
+    )
+
+
 class Judged(Protocol):
     """The verdict on a row by the rounds so far. What is lacking for a final one is reckoned as if
     further pairs scatter as those so far."""
@@ -42,6 +74,10 @@ class Judged(Protocol):
     @property
     def key(self) -> str:
         """The key of the row's case."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the row has a verdict to rely on."""
 
     @property
     def suspected(self) -> bool:
@@ -74,9 +110,9 @@ class Ledger:
 
     def seconds(self, keys: Iterable[str]) -> float:
         """The seconds that a round of these rows takes, by the last ones."""
-        return self._cost(dict.fromkeys(keys, 1.0))
+        return self.cost(dict.fromkeys(keys, 1.0))
 
-    def _cost(self, pairs: Mapping[str, float]) -> float:
+    def cost(self, pairs: Mapping[str, float]) -> float:
         """Seconds of so many pairs of each row: a world has as many as the row that has most."""
         most: defaultdict[object, float] = defaultdict(float)
         for key, number in pairs.items():
@@ -101,9 +137,9 @@ class Ledger:
         as much. Those that nothing bounds yet are left out."""
         open_ = {key: number for key, number in lacking.items() if 0 < number < math.inf}
         chosen: dict[str, float] = {}
-        for key in sorted(open_, key=lambda key: self._cost({key: open_[key]})):
+        for key in sorted(open_, key=lambda key: self.cost({key: open_[key]})):
             more = {**chosen, key: open_[key]}
-            if self._cost(more) > time_left * (1.0 if chosen else HOPE):
+            if self.cost(more) > time_left * (1.0 if chosen else HOPE):
                 break
             chosen = more
         return chosen if self.seconds(chosen) < time_left else ()

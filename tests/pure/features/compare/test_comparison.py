@@ -996,6 +996,38 @@ def test_too_few_launches_say_how_to_come_by_enough(launched: dict[str, str], wa
     assert only(compare(side, stored({ROW: 1.5e6}), Rules())).why.endswith(f" ({way})")
 
 
+def cut_by_budget(measured: int, planned: int) -> RunFile:
+    """A run of one row in so many launches, the last of which a budget dropped."""
+    cases = [case(cycle=cycle) for cycle in range(planned)]
+    note = "dropped for --budget 9s: not enough of it left"
+    records = [record(each, world=at) for at, each in enumerate(cases[:measured])]
+    records += [Record(case=each, status="skipped", note=note) for each in cases[measured:]]
+    ranks = [
+        [msgspec.structs.replace(rank, pid=100 * at + rank.rank) for rank in hosted()]
+        for at in range(measured)
+    ]
+    worlds = [world(at, ranks=of_launch) for at, of_launch in enumerate(ranks)]
+    return make_file(records, worlds, policy=Policy(fresh=True))
+
+
+@pytest.mark.parametrize(
+    ("measured", "planned", "advice"),
+    [
+        (4, 10, "measure each side with a longer --budget, or with fewer cases"),
+        (1, 10, "measure each side with a longer --budget, or with fewer cases"),
+        (4, 5, "measure each side with --launches 10 and a longer --budget, or with fewer cases"),
+        (4, 4, ENOUGH),
+    ],
+)
+def test_launches_that_a_budget_dropped_take_a_longer_one(
+    measured: int, planned: int, advice: str
+) -> None:
+    side = cut_by_budget(measured, planned)
+    dropped = planned - measured
+    left = f"--budget left no time for {dropped} of base and {dropped} of head: " * bool(dropped)
+    assert only(compare(side, side)).why.endswith(f" ({left}{advice})")
+
+
 def test_many_unpaired_rows_are_confirmed_at_a_stricter_level() -> None:
     base = [1e6 * (1 + 0.02 * i) for i in range(10)]
     head = [1e6 * (1.1 + 0.02 * i) for i in range(10)]  # overlaps: p is between .05 / 50 and .05

@@ -377,7 +377,9 @@ def test_ranks_and_algorithms_are_fitted_together() -> None:
 
 
 REFUSED = {
-    "3 sizes; a line needs 4": [case(s) for s in (8, 64, 512)],
+    "takes at least 4 sizes, and this has 3: measure more (-b and -e, or --sizes)": [
+        case(s) for s in (8, 64, 512)
+    ],
     "beta is not identifiable: up to 64 B the time is latency": [
         case(s) for s in (8, 16, 24, 32, 48, 64)
     ],
@@ -456,7 +458,7 @@ def test_a_run_that_tells_nothing_gives_no_link(tmp_path: Path) -> None:
     path = saved(
         tmp_path / "b.jsonl", recorded(np.random.default_rng(14), [case(8), case(16)], 0.01)
     )
-    with pytest.raises(CannotRun, match="2 sizes; a line needs 4"):
+    with pytest.raises(CannotRun, match="at least 4 sizes, and this has 2"):
         fit.link_from(path)
 
 
@@ -503,7 +505,8 @@ def test_command_says_so_where_nothing_fits(
     )
     with pytest.raises(typer.Exit) as caught:
         fit_command.fit(FitOptions(runs=[path]))
-    assert caught.value.exit_code == 3 and "2 sizes; a line needs 4" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert caught.value.exit_code == 3 and "takes at least 4 sizes, and this has 2" in text
 
 
 def test_what_was_counted_counts_in_place_of_the_least() -> None:

@@ -16,9 +16,12 @@ from helpers.experiments import sides, small
 
 from collbench.cli.families import LauncherOptions
 from collbench.core.errors import CannotRun, Exit
+from collbench.features.compare import verdict
 from collbench.features.compare.ab import forecast
 from collbench.features.compare.ab.command import AbOptions, ab
 from collbench.features.compare.ab.rounds import Ledger, budget_for
+from collbench.features.compare.comparison import Rules, compare_runs
+from collbench.records import paired
 from collbench.run import plan
 from collbench.run.jobs import Job
 from collbench.suite import grammar
@@ -94,6 +97,49 @@ def test_a_suspicion_that_a_budget_does_not_confirm_decides_nothing(
     assert experiment(tmp_path, budget="5s", tau="5%") == Exit.NO_VERDICT
     text = " ".join(capsys.readouterr().out.split())
     assert "SUSPECT" in text and "too short for 12 paired launches" in text
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have no verdict, and lack 400 pairs for one."""
+    monkeypatch.setattr(verdict, "_class_shift", lambda shift, tau: "INCONCLUSIVE")
+    monkeypatch.setattr(paired, "count_lacking_pairs", lambda *of: 400.0)
+
+
+@pytest.mark.usefixtures("costly", "undecided")
+def test_a_budget_that_ends_rounds_of_an_open_row_is_told_in_every_medium(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"x{suffix}" for suffix in (".md", ".json", ".html")]
+    assert experiment(tmp_path, **SAME, budget="60s", out=files) == Exit.NO_VERDICT
+    note = json.loads(files[1].read_text())["notes"][0]
+    assert re.fullmatch(
+        r"rounds ended with [\d.]+ s of --budget 60s left: the undecided row lacks about 400"
+        r" more pairs of 500 ms and 6\.00 s to confirm a change; --budget 5m holds them",
+        note,
+    )
+    for text in (capsys.readouterr().out, files[0].read_text(), files[2].read_text()):
+        assert note in " ".join(text.split())
+    assert compare_runs(*sides(), Rules()).notes[0] == note
+
+
+@pytest.mark.usefixtures("costly", "undecided")
+def test_the_cheapest_of_several_open_rows_is_told(tmp_path: Path) -> None:
+    experiment(tmp_path, **SAME, out=[tmp_path / "x.json"])
+    note = json.loads((tmp_path / "x.json").read_text())["notes"][0]
+    assert "of the default --budget 300s left: the cheapest of 2 undecided rows lacks" in note
+    assert note.endswith("holds them all")
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize("budget", ["60s", "0"])
+def test_no_shortfall_is_told_of_decided_rows_or_without_a_budget(
+    budget: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if budget == "0":
+        request.getfixturevalue("undecided")
+    experiment(tmp_path, **SAME, budget=budget, out=[tmp_path / "x.json"])
+    assert "rounds ended" not in (tmp_path / "x.json").read_text()
 
 
 def test_no_row_within_the_budget_is_no_experiment(tmp_path: Path) -> None:

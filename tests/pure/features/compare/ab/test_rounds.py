@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from collbench.features.compare.ab.rounds import FRESH, Ledger
+from collbench.features.compare.ab.rounds import FRESH, Ledger, Shortfall, describe_shortfall
 from collbench.records import paired
 
 TAU = 0.1
@@ -130,3 +130,12 @@ def test_the_dearest_rows_are_dropped_where_time_does_not_suffice_for_all(
 ) -> None:
     rows = ledger({"dear": 4.0, "cheap": 1.0, "cheaper": 0.5}, beside=0.0)
     assert set(rows.affordable(["dear", "cheap", "cheaper"], 6, left)) == kept
+
+
+@pytest.mark.parametrize(
+    ("needed", "hint"), [(240.0, "; --budget 5m holds them"), (9e6, "more pairs of 2.00 s")]
+)
+def test_no_budget_of_days_is_advised(needed: float, hint: str) -> None:
+    short = Shortfall(1, 90.0, 2.0, 0.0, -0.5, needed)
+    text = describe_shortfall("--budget 60s", short)
+    assert text.startswith("rounds ended as --budget 60s was used up: ") and text.endswith(hint)
