@@ -60,7 +60,7 @@ def describe_shortfall(budget: str, short: Shortfall) -> str:
     left = f"with {format_duration(1e9 * short.time_left)} of {budget} left"
     return (
         f"rounds ended {left if short.time_left > 0 else f'as {budget} was used up'}:"
-        f" {what} lacks about {format_count(int(short.pairs), 'more pair')} of"
+        f" {what} lacks about {format_count(math.ceil(short.pairs), 'more pair')} of"
         f" {format_duration(1e9 * short.pair_seconds)}"
         + (f" and {format_duration(1e9 * kept)} to confirm a change" if kept else "")
         + hint * (short.needed <= LONGEST_ADVISED)
