@@ -105,6 +105,20 @@ def settle_rows(advice: Advice, channels: int) -> list[Row] | str:
     """The rows that have a tuner do what the setting did, several where it had other channels or
     protocols at other sizes; else why none can, as a sentence without a full stop. By default NCCL
     has this many ``channels`` or more."""
+    if why := refuse_setting(advice):
+        return why
+    runs: list[tuple[int, Run]] = []
+    for gain, ran in zip(advice.gains, _pad(advice.rans, advice.gains), strict=True):
+        run = _settle(advice, ran or Choice(), channels)
+        if isinstance(run, str):
+            return run
+        runs.append((gain.nbytes, run))
+    return _spread(advice.series, runs, advice.low, advice.high)
+
+
+def refuse_setting(advice: Advice) -> str:
+    """The reason why no tuner can do what the setting does, whatever NCCL runs; empty if one may
+    be able to."""
     series, setting = advice.series, advice.setting
     if series.collective not in FUNCTIONS:
         return f"NCCL asks no tuner about {series.collective}"
@@ -114,13 +128,13 @@ def settle_rows(advice: Advice, channels: int) -> list[Row] | str:
     unknown = [name for name, _ in setting.env if name not in settable]
     if unknown:
         return f"a tuner cannot set {unknown[0]}, which {advice.name} is about"
-    runs: list[tuple[int, Run]] = []
-    for gain, ran in zip(advice.gains, _pad(advice.rans, advice.gains), strict=True):
-        run = _settle(advice, ran or Choice(), channels)
-        if isinstance(run, str):
-            return run
-        runs.append((gain.nbytes, run))
-    return _spread(series, runs, advice.low, advice.high)
+    return ""
+
+
+def has_least_channels(advice: Advice) -> bool:
+    """Whether the setting asks for a least number of channels, which a tuner can give only if NCCL
+    has as many by itself."""
+    return pin(advice.series.collective, advice.setting.env).least > 0
 
 
 def _settle(advice: Advice, ran: Choice, most: int) -> Run | str:
