@@ -367,7 +367,7 @@ class TorchDistributed(Base):
             self.finish()
 
         if self._listener:
-            return self._listener.overheard(done)
+            return self._listener.overheard(done, self._at.n)
         if self.stream:  # the others' part of it
             done()
         return None
