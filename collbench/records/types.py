@@ -164,14 +164,16 @@ class GpuState(
 class Choice(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """What a library said it ran, in its own names; empty or 0 where it did not say. ``adds_as``:
-    algorithms that add in the order that its sums have, references first; empty where none fits,
-    and where that was not asked for."""
+    """What a library said it ran, in its own names; empty or 0 where it did not say. ``nodes``: as
+    NCCL counts them, which takes hosts that NVLink joins for one. ``adds_as``: algorithms that add
+    in the order that its sums have, references first; empty where none fits, and where that was not
+    asked for."""
 
     algorithm: str = ""
     protocol: str = ""
     channels: Whole = 0
     transport: str = ""
+    nodes: Whole = 0
     adds_as: tuple[str, ...] = ()
 
     @property

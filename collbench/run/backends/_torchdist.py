@@ -147,8 +147,9 @@ def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., A
 
 
 def _barrier(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    # of itself NCCL in torch takes the GPU of the rank's number in its first group
-    device_ids = [send.device.index] if case.backend == "nccl" else None
+    # without device_ids these may take the GPU of the rank's number in a group
+    has_gpu = case.backend in ("nccl", "ucc", "xccl") and send.device.index is not None
+    device_ids = [send.device.index] if has_gpu else None
     return partial(dist.barrier, group=at.group, device_ids=device_ids)
 
 
@@ -366,7 +367,7 @@ class TorchDistributed(Base):
             self.finish()
 
         if self._listener:
-            return self._listener.overheard(done)
+            return self._listener.overheard(done, self._at.n)
         if self.stream:  # the others' part of it
             done()
         return None
@@ -375,7 +376,7 @@ class TorchDistributed(Base):
         if self.stream:
             self.stream.drain()
         elif self.device.index is not None:
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(self.device)  # a new thread's is GPU 0
 
     def close(self) -> None:
         if self._registered:

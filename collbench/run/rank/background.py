@@ -24,7 +24,7 @@ from collbench.run.backends import Backend, do_nothing
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import allocate_slots
 from collbench.run.rank.check import Checker
-from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work
+from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work, run_all
 from collbench.run.rank.measure import Action, Steps, clock
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
@@ -80,6 +80,8 @@ def _make_computation(bench: Bench, case: Case) -> Task:
         backend.stream,
     ).action(unit)
     assert once is not None, "a unit of computation takes time"
+    if kind != "sleep" and backend.stream is None and backend.device.type != "cpu":
+        once = partial(run_all, [once, backend.finish])  # calls return before the device is done
     return Task(once, bool, 1, str)
 
 

@@ -1,14 +1,14 @@
-"""What NCCL ran, from its own log: algorithm, protocol and channels of a call, and over what its
-ranks are connected.
+"""What NCCL ran, from its own log: algorithm, protocol and channels of a call, over what its ranks
+are connected, and on how many nodes NCCL finds them.
 
 Since 2.24, rank 0 of a communicator says of each call what was chosen (subsystem TUNING), and a
 process can have the environment read again that says what to log (ncclResetDebugInit; since 2.27 it
 is read at the next line). Lines take time, so no call that is timed may write any: what was chosen
 is overheard on a call of its own. Connections are told once, when the first call that needs them
-makes them; they are listened for all along, as calls write nothing to these subsystems. The
-environment changes only while no collective runs. A log that the user asked for is left as it is,
-and read if it is a file; so is a user's NCCL_DEBUG=WARN on the terminal, but for the calls that are
-overheard.
+makes them, and nodes when a communicator is made (since 2.20); they are listened for all along, as
+calls write nothing to these subsystems. The environment changes only while no collective runs. A
+log that the user asked for is left as it is, and read if it is a file; so is a user's
+NCCL_DEBUG=WARN on the terminal, but for the calls that are overheard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collbench.records.types import Choice
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 
-CONNECTIONS = "P2P,SHM,NET"
+ALL_ALONG = "INIT,P2P,SHM,NET"
 
 
 # by their numbers in NCCL's log before 2.24; later ones write the names, in capitals
@@ -54,6 +54,9 @@ _COPIED = re.compile(r" \[(?:Copy Engine|Hierarchical CE)\]: -?\d+ Bytes -> ")
 _VIA = re.compile(
     r"(?:Channel|CollNet) \d+(?:/\d+)? : \d.* via (P2P|SHM|NET|COLLNET)/([^/\n]*)(.*)"
 )
+
+
+_NODES = re.compile(r"comm \S+ rank \d+ nRanks (\d+) nNodes (\d+) localRanks ")
 
 
 def parse_choice(text: str) -> Choice | None:
@@ -86,6 +89,11 @@ def parse_connections(text: str) -> set[str]:
     return connections
 
 
+def parse_nodes(text: str) -> dict[int, int]:
+    """The number of nodes by that of ranks, of communicators in a piece of NCCL's log."""
+    return {int(n): int(nodes) for n, nodes in _NODES.findall(text)}
+
+
 def _match_name(text: str, names: tuple[str, ...]) -> str:
     """NCCL's own spelling in its settings; what is not among ``names``, as it stands."""
     if text.isdigit():
@@ -105,24 +113,30 @@ class Listener:
     ) -> None:
         self._turn, self.close, self.why_not = turn, close, why_not
         self._connections: set[str] = set()
+        self._nodes: dict[int, int] = {}
 
-    def overheard(self, call: Callable[[], object]) -> Choice | None:
-        """Make the call, and what it ran; rank 0 of the communicator hears all, others only of
-        their connections. ``call`` must return when the device is done."""
-        self._connections |= parse_connections(self._turn(True))
+    def overheard(self, call: Callable[[], object], n: int = 0) -> Choice | None:
+        """Make the call of ``n`` ranks, and what it ran; rank 0 of the communicator hears all,
+        others only of their connections and nodes. ``call`` must return when the device is done."""
+        self._read_all_along(self._turn(True))
         try:
             call()
         finally:
             lines = self._turn(False)
-        self._connections |= parse_connections(lines)
+        self._read_all_along(lines)
         choice = parse_choice(lines) or Choice()
         choice = Choice(
             algorithm=choice.algorithm,
             protocol=choice.protocol,
             channels=choice.channels,
             transport=self._transport(choice.algorithm),
+            nodes=self._nodes.get(n, 0),
         )
-        return choice if choice != Choice() else None
+        return choice if choice.is_heard else None
+
+    def _read_all_along(self, lines: str) -> None:
+        self._connections |= parse_connections(lines)
+        self._nodes |= parse_nodes(lines)
 
     def _transport(self, algorithm: str) -> str:
         """The transports of all connections so far, joined by +. With NVLS the GPUs of a node meet
@@ -186,7 +200,7 @@ class _Log:
             self.close()
             return text
         fd = os.memfd_create("nccl-log")  # a new one each time: NCCL may open it late, or never
-        subsystems = CONNECTIONS + (",TUNING" if attentive else "")
+        subsystems = ALL_ALONG + (",TUNING" if attentive else "")
         self._set(dict(zip(NAMES, ("INFO", subsystems, f"/proc/self/fd/{fd}"), strict=True)), fd)
         return text
 

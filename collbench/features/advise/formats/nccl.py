@@ -12,10 +12,10 @@ RCCL's tuners and NCCLX's leave to the library what has no row.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ from collbench.records.types import Choice
 END = 2**64 - 1  # sizes are size_t
 LINE = 255  # bytes that a reader takes of a line; it takes the rest for another line
 SMALL, LARGE, HUGE = 1 << 10, 64 << 20, 1 << 30  # beyond these NCCL's choices go on
+ANY_NODES = -1  # how a row says that it holds on any number of nodes
 LIBRARY_S = 0  # channels: as many as NCCL gives this algorithm and protocol
 COLLECTIVES = {function: collective for collective, function in FUNCTIONS.items()}
 ALGORITHMS = {
@@ -58,7 +59,7 @@ PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 WORD_OF = {name: word for word, name in (ALGORITHMS | PROTOCOLS).items()}
 WRITTEN = "collbench advise --write writes such files"
 # GPUs whose NVLink ends at their host. That of others, as GB200, may join hosts, which NCCL then
-# counts as one node (MNNVL): how many nodes it has cannot be told from the number of hosts.
+# counts as one node (MNNVL): how many nodes it has, only its log says.
 ONE_HOST = re.compile(r"\b(?:V100|A100|A800|A[134]0G?|H20|[HB]\d00|L\d{1,2}S?|T4|RTX)\b")
 FIELDS = ("collective", "size", "size", "algorithm", "protocol", "channels", "nodes", "ranks")
 
@@ -81,11 +82,10 @@ class Row(NamedTuple):
     protocol: str
     channels: int
 
-    def spell(self, without: int, any_nodes: bool) -> str:
+    def spell(self, without: int, nodes: int) -> str:
         """The row as NCCL's example and RCCL read it; ``without`` is said where the number of
-        channels is the library's. ``any_nodes``: of several hosts it holds for any number."""
+        channels is the library's. ``nodes`` are as NCCL counts them; -1: any number."""
         series = self.series
-        nodes = -1 if any_nodes and series.nodes > 1 else series.nodes
         return ",".join(
             (
                 FUNCTIONS[series.collective],
@@ -105,6 +105,20 @@ def settle_rows(advice: Advice, channels: int) -> list[Row] | str:
     """The rows that have a tuner do what the setting did, several where it had other channels or
     protocols at other sizes; else why none can, as a sentence without a full stop. By default NCCL
     has this many ``channels`` or more."""
+    if why := refuse_setting(advice):
+        return why
+    runs: list[tuple[int, Run]] = []
+    for gain, ran in zip(advice.gains, _pad(advice.rans, advice.gains), strict=True):
+        run = _settle(advice, ran or Choice(), channels)
+        if isinstance(run, str):
+            return run
+        runs.append((gain.nbytes, run))
+    return _spread(advice.series, runs, advice.low, advice.high)
+
+
+def refuse_setting(advice: Advice) -> str:
+    """The reason why no tuner can do what the setting does, whatever NCCL runs; empty if one may
+    be able to."""
     series, setting = advice.series, advice.setting
     if series.collective not in FUNCTIONS:
         return f"NCCL asks no tuner about {series.collective}"
@@ -114,13 +128,13 @@ def settle_rows(advice: Advice, channels: int) -> list[Row] | str:
     unknown = [name for name, _ in setting.env if name not in settable]
     if unknown:
         return f"a tuner cannot set {unknown[0]}, which {advice.name} is about"
-    runs: list[tuple[int, Run]] = []
-    for gain, ran in zip(advice.gains, _pad(advice.rans, advice.gains), strict=True):
-        run = _settle(advice, ran or Choice(), channels)
-        if isinstance(run, str):
-            return run
-        runs.append((gain.nbytes, run))
-    return _spread(series, runs, advice.low, advice.high)
+    return ""
+
+
+def has_least_channels(advice: Advice) -> bool:
+    """Whether the setting asks for a least number of channels, which a tuner can give only if NCCL
+    has as many by itself."""
+    return pin(advice.series.collective, advice.setting.env).least > 0
 
 
 def _settle(advice: Advice, ran: Choice, most: int) -> Run | str:
@@ -219,7 +233,7 @@ def _spread(series: Series, runs: Sequence[tuple[int, Run]], first: int, last: i
     """Rows from the first to the last size, for what ran at some between; neighbours that ran the
     same are one row, others part at their geometric mean."""
     rows: list[Row] = []
-    for run, group in groupby(runs, key=lambda each: each[1]):
+    for run, group in itertools.groupby(runs, key=lambda each: each[1]):
         sizes = [nbytes for nbytes, _ in group]
         low = first
         if rows:
@@ -238,21 +252,32 @@ def _list_worlds(advised: Advised) -> list[tuple[int, int]]:
     return sorted({(each.nodes, each.n) for each in series if each.collective in FUNCTIONS})
 
 
-def _may_join_hosts(advised: Advised) -> bool:
-    """Whether NCCL may count several hosts as one node."""
+def _count_nodes(advised: Advised) -> dict[tuple[int, int], int]:
+    """NCCL's number of nodes by those of hosts and ranks, as NCCL said it. Where NCCL did not say
+    it, that of hosts; ANY_NODES where NVLink may join several of them."""
+    said: dict[tuple[int, int], set[int]] = {}
+    for series, _, choice in _list_heard(advised):
+        if choice and choice.nodes:
+            said.setdefault((series.nodes, series.n), set()).add(choice.nodes)
     is_within = advised.version.startswith("RCCL") or ONE_HOST.search(advised.device)
-    return not is_within and any(nodes > 1 for nodes, _ in _list_worlds(advised))
+    counts = {}
+    for hosts, n in _list_worlds(advised):
+        numbers = said.get((hosts, n), set())
+        default = hosts if is_within or hosts == 1 else ANY_NODES
+        counts[hosts, n] = numbers.pop() if len(numbers) == 1 else default
+    return counts
 
 
 def _refuse_nodes(advised: Advised) -> str:
     """The reason why rows of as many ranks on different numbers of hosts cannot be told apart."""
-    hosts: dict[int, int] = {}
-    for nodes, n in _list_worlds(advised) if _may_join_hosts(advised) else ():
-        if hosts.setdefault(n, nodes) != nodes:
+    counts = _count_nodes(advised)
+    for (world, count), (other, other_count) in itertools.combinations(counts.items(), 2):
+        is_apart = count != other_count and ANY_NODES not in (count, other_count)
+        if world[1] == other[1] and not is_apart:
             return (
                 f"NVLink may join hosts of {advised.device or 'these GPUs'} to one node of NCCL's,"
-                f" so that rows of {n} ranks on {format_count(hosts[n], 'host')} may hold on"
-                f" {format_count(nodes, 'host')}, too: write a file for each"
+                f" so that rows of {world[1]} ranks on {format_count(world[0], 'host')} may hold on"
+                f" {format_count(other[0], 'host')}, too: write a file for each"
             )
     return ""
 
@@ -304,7 +329,7 @@ class Example(Format):
             "rows, and calls that no row fits have one channel. Kernels for symmetric memory ask "
             "no tuner.",
         ]
-        if _may_join_hosts(advised):
+        if ANY_NODES in _count_nodes(advised).values():
             warnings.append(
                 "-1 nodes: NCCL counts hosts that NVLink joins as one node, so rows of several "
                 "hosts hold on any number of them."
@@ -343,12 +368,15 @@ def _write_rows(
     advised: Advised, head: Sequence[str], below: str, defaults: Sequence[Row], without: int
 ) -> str:
     lines = [*head]
-    any_nodes = _may_join_hosts(advised)
+    counts = _count_nodes(advised)
+
+    def spell(row: Row) -> str:
+        return row.spell(without, counts[row.series.nodes, row.series.n])
+
     for advice, rows in list_advised(advised)[0]:
-        lines += ["#", *comment([describe_row(advice, advised.day)])]
-        lines += [row.spell(without, any_nodes) for row in rows]
+        lines += ["#", *comment([describe_row(advice, advised.day)]), *map(spell, rows)]
     if defaults:
-        lines += ["#", *comment([below]), *(row.spell(without, any_nodes) for row in defaults)]
+        lines += ["#", *comment([below]), *map(spell, defaults)]
     return "\n".join(lines) + "\n"
 
 
@@ -501,16 +529,18 @@ class Ncclx(Format):
         if advised.version.startswith("RCCL"):
             return "these runs are RCCL's, whose tuner has rules of its own: --for rccl"
         settled, why = list_advised(advised)
+        counts = _count_nodes(advised)
         series = [advice.series for advice, _ in settled]
-        uneven = [each for each in series if each.n % each.nodes]
-        if any(each.nodes > 1 for each in series) and _may_join_hosts(advised):
+        uneven = [each for each in series if each.n % counts[each.nodes, each.n]]
+        if any(counts[each.nodes, each.n] == ANY_NODES for each in series):
             return (
                 f"NVLink may join hosts of {advised.device or 'these GPUs'} to one node, and NCCLX"
                 " goes by ranks on each node: --for nccl takes any number of nodes"
             )
         if not why and uneven:
-            where = f"{uneven[0].n} ranks on {format_count(uneven[0].nodes, 'host')}"
-            return f"{where} have no equal number a host, by which NCCLX goes"
+            nodes = counts[uneven[0].nodes, uneven[0].n]
+            where = f"{uneven[0].n} ranks on {format_count(nodes, 'node')}"
+            return f"{where} have no equal number a node, by which NCCLX goes"
         return why
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
@@ -519,9 +549,11 @@ class Ncclx(Format):
             "as NCCLX gives. Unset NCCL_ALGO and NCCL_PROTO, which go before rows.",
         ]
         lines = write_head(advised, self.title, [_export(path, "NCCLX")], warnings)
+        counts = _count_nodes(advised)
         for advice, rows in list_advised(advised)[0]:
+            nodes = counts[advice.series.nodes, advice.series.n]
             lines += ["#", *comment([describe_row(advice, advised.day)])]
-            lines += map(_spell_ncclx, rows)
+            lines += [_spell_ncclx(row, nodes) for row in rows]
         return "\n".join(lines) + "\n"
 
     def read(self, text: str) -> Sequence[Rule]:
@@ -540,8 +572,8 @@ class Ncclx(Format):
         return {"NCCLX_TUNER_CONFIG_FILE": str(path)}
 
 
-def _spell_ncclx(row: Row) -> str:
-    n, nodes = row.series.n, row.series.nodes
+def _spell_ncclx(row: Row, nodes: int) -> str:
+    n = row.series.n
     return ",".join(
         (
             FUNCTIONS[row.series.collective],

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Format
+from collbench.features.advise.formats.nccl import has_least_channels, refuse_setting
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune.joining import Field, Sizes
 from collbench.features.advise.types import (
@@ -35,17 +36,20 @@ def drop_unsayable(
     if not format.by_size:
         return field, []
     blank = Advised(library=library.key, version=version, runs=(), day="", taus=(0.0, 0.0))
-    if format.key in BY_CHOICE:
-        if reason := format.refuse(replace(blank, unadvised=_imagine_choices(field))):
-            sweep = f"{','.join(format.collectives)} -b {format.sizes[0]} -e {format.sizes[1]}"
-            raise UsageError(f"{format.title}: {reason}", f"collbench tune {sweep}, or --for words")
-        return field, []
+    is_by_choice = format.key in BY_CHOICE
+    choices = _imagine_choices(field)
+    if is_by_choice and (reason := format.refuse(replace(blank, unadvised=choices))):
+        sweep = f"{','.join(format.collectives)} -b {format.sizes[0]} -e {format.sizes[1]}"
+        raise UsageError(f"{format.title}: {reason}", f"collbench tune {sweep}, or --for words")
 
     def refuse(rows: Sequence[Advice]) -> str:
+        if is_by_choice:
+            return next(filter(None, map(refuse_setting, rows)), "")
         return format.refuse(replace(blank, rows=tuple(rows)))
 
     sayable: dict[Series, dict[Variables, Sizes]] = {}
     refused: dict[str, list[str]] = {}
+    more_channels: list[str] = []
     first: dict[str, Advice] = {}
     for series, by_setting in field.items():
         for env, sizes in by_setting.items():
@@ -53,6 +57,8 @@ def drop_unsayable(
             if reason := refuse([row]):
                 refused.setdefault(reason, []).append(f"{row.name} of {series.collective}")
                 continue
+            if is_by_choice and has_least_channels(row):
+                more_channels.append(row.name)
             sayable.setdefault(series, {})[env] = sizes
             other = first.setdefault(series.collective, row)
             if other.series != series and (reason := refuse([other, row])):
@@ -65,10 +71,16 @@ def drop_unsayable(
             f"{format.title} can say none of these settings: {next(iter(refused))}",
             "--for words takes any setting",
         )
-    return sayable, [
+    notes = [
         f"not tried, as the file cannot say it: {_join(names)}: {reason}"
         for reason, names in refused.items()
     ]
+    if more_channels:
+        notes.append(
+            "a tuner can lower the number of channels, not raise it: the file can have"
+            f" {_join(more_channels)} only if {library.title} has as many by itself"
+        )
+    return sayable, notes
 
 
 def _imagine_choices(field: Field) -> tuple[Unadvised, ...]:

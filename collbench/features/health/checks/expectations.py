@@ -77,23 +77,26 @@ def check_expectations(
         return Looked(missing=f"no figures are known of {kinds} {machine.device or 'CPU ranks'}")
     chose = list_choices(night)
     findings = []
-    checked: dict[str, Case] = {}
-    unknown_keys = set[str]()
+    checked_keys, unknown_keys, matched_ids = set[str](), set[str](), set[int]()
     differing: list[tuple[Timing, Expected, Expected]] = []
     for timing in night.fit:
-        for rivals in expect_case(relevant, chose, timing.case, machine.shapes):
-            reached = measure_busbw(timing)
-            if math.isnan(reached):
-                unknown_keys.add(timing.case.key)
-                continue
-            checked[timing.case.key] = timing.case
+        expected = match_curves(relevant, chose, timing.case, machine.shapes)
+        if not expected:
+            continue
+        reached = measure_busbw(timing)
+        if math.isnan(reached):
+            unknown_keys.add(timing.case.key)
+            continue
+        checked_keys.add(timing.case.key)
+        matched_ids.update(id(each.curve) for each in expected)
+        for rivals in rank_rivals(expected):
             strictest, laxest = rivals[0], rivals[-1]
             if are_different(strictest, laxest):
                 differing.append((timing, strictest, laxest))
             if reached < strictest.limit:
                 findings.append(_find_slow(timing, strictest, reached, today))
     gaps = f"{format_count(len(unknown_keys), 'row')} without a busbw" * bool(unknown_keys)
-    if not checked:
+    if not checked_keys:
         return Looked(
             missing=gaps or "no row is of a collective and size of which figures are known"
         )
@@ -101,11 +104,10 @@ def check_expectations(
     unseen = [
         curve.name
         for curve in relevant
-        if curve.severity != "hint"
-        and not any(expect_case([curve], chose, case, machine.shapes) for case in checked.values())
+        if curve.severity != "hint" and id(curve) not in matched_ids
     ]
     return Looked(
-        f"{len(checked):,} rows set against {len(relevant)} curves"
+        f"{len(checked_keys):,} rows set against {len(relevant)} curves"
         + f", {old} of them expired" * bool(old)
         + f"; {gaps}" * bool(gaps),
         [*findings, *_find_different(differing)],
@@ -154,10 +156,20 @@ def expect_case(
     shapes: Mapping[int, tuple[int, int]],
 ) -> list[list[Expected]]:
     """What is expected of a case, for each severity: by each table the lowest limit of its curves
-    at this size, the strictest first. Curves are of the case's collective and size, and were made
-    the way the library said it ran, which ``chose`` has by the key of cases."""
-    lowest: dict[tuple[Severity, str], Expected] = {}
+    at this size, the strictest first."""
+    return rank_rivals(match_curves(curves, chose, case, shapes))
+
+
+def match_curves(
+    curves: Sequence[Curve],
+    chose: Mapping[str, Choice],
+    case: Case,
+    shapes: Mapping[int, tuple[int, int]],
+) -> list[Expected]:
+    """What is expected of a case by each curve of its collective and size that was made the way the
+    library said it ran, which ``chose`` has by the key of cases."""
     is_native = case.algorithm == "native"
+    expected = []
     for curve in curves:
         is_library = is_native and (case.backend in ("nccl", "rccl") or not curve.device)
         if (
@@ -168,13 +180,20 @@ def expect_case(
             and curve.switch in (None, is_in_switch(chose.get(case.key)))
             and (busbw := curve.at(case.size)) is not None
         ):
-            expected = Expected(curve, busbw, busbw * curve.share_at(case.size))
-            key = curve.severity, curve.file
-            if key not in lowest or expected.limit < lowest[key].limit:
-                lowest[key] = expected
+            expected.append(Expected(curve, busbw, busbw * curve.share_at(case.size)))
+    return expected
+
+
+def rank_rivals(expected: Sequence[Expected]) -> list[list[Expected]]:
+    """For each severity, by each table the lowest limit, the strictest first."""
+    lowest: dict[tuple[Severity, str], Expected] = {}
+    for each in expected:
+        key = each.curve.severity, each.curve.file
+        if key not in lowest or each.limit < lowest[key].limit:
+            lowest[key] = each
     by_severity: dict[Severity, list[Expected]] = {}
-    for (severity, _), expected in lowest.items():
-        by_severity.setdefault(severity, []).append(expected)
+    for (severity, _), rival in lowest.items():
+        by_severity.setdefault(severity, []).append(rival)
     return [sorted(rivals, key=lambda rival: -rival.limit) for rivals in by_severity.values()]
 
 

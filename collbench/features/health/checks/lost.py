@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from collbench.core.text import format_count
 from collbench.features.health.checks.hosts import SHOWN
@@ -25,29 +25,25 @@ from collbench.suite.case_words import describe_case
 
 HAD = 3  # of the last RECENT nights: what fewer had, a row or a port's rate, is not looked for
 
+Plan = tuple[str, Hashable]  # a suite, and what a row measures but for what that leaves open
 OPTIONS = {"ranks": re.compile(r"-g|--(ngpus|ranks)\b"), "backends": re.compile(r"--backend\b")}
 
 
 def find_lost(every: Sequence[Series], files: Sequence[RunFile], night: str) -> list[Finding]:
     """A finding for each number of ranks and backend whose rows are lost in these runs of
     ``night``. ``every`` are all rows of the machine."""
-    named = {axis for file in files for axis in _list_named(file.run)}
-    suites = {file.run.suite.name for file in files} | {""}
+    named = _group_named_axes(files)
     records = [(file, record) for file in files for record in file.records]
     seen = {record.case.key for file, record in records if not _is_refused(file, record)}
     refused = {record.case.key for _, record in records} - seen
-    planned = {_strip_machine(record.case, named) for _, record in records}
+    planned = {
+        (suite := file.run.suite.name, _strip_machine(record.case, named[suite]))
+        for file, record in records
+    }
     measured = {
         _strip_machine(record.case, OPTIONS) for _, record in records if record.case.key in seen
     }
-    days = {
-        row.key: {
-            each.day
-            for each in row.nights
-            if each.day <= night and not suites.isdisjoint(map(store.extract_name, each.runs))
-        }
-        for row in every
-    }
+    days = {row.key: _group_days(row, named, night) for row in every}
     present = [row for row in every if row.key in seen]
     absent = [
         row
@@ -57,24 +53,54 @@ def find_lost(every: Sequence[Series], files: Sequence[RunFile], night: str) -> 
         and (
             row.key in refused
             or (
-                _strip_machine(row.case, named) in planned
+                not planned.isdisjoint(days[row.key])
                 and _strip_machine(row.case, OPTIONS) not in measured
             )
         )
     ]
-    last = sorted({day for row in (*present, *absent) for day in days[row.key]} - {night})
-    last = last[-RECENT:]
-    twins: dict[Hashable, set[str]] = defaultdict(set)  # nights that had tonight's rows
+    all_days = {
+        day for row in (*present, *absent) for group in days[row.key].values() for day in group
+    }
+    last = sorted(all_days - {night})[-RECENT:]
+    twins: dict[Plan, set[str]] = defaultdict(set)  # nights that had tonight's rows
     for row in present:
-        twins[_strip_machine(row.case, named)] |= days[row.key]
+        for plan, group in days[row.key].items():
+            twins[plan] |= group
     lost: dict[tuple[int, str], list[tuple[Case, list[str]]]] = defaultdict(list)
     for row in absent:
-        other = set() if row.key in refused else twins[_strip_machine(row.case, named)]
-        had = [day for day in last if day in days[row.key] - other]
+        if row.key in refused:
+            groups = list(days[row.key].values())
+        else:
+            groups = [days[row.key][plan] - twins[plan] for plan in planned & days[row.key].keys()]
+        had = [day for day in last if any(day in group for group in groups)]
         if len(had) >= HAD:
             lost[row.case.world, row.case.backend].append((row.case, had))
     run = files[-1].run.id
     return [_make_finding(*group, rows, last, run) for group, rows in lost.items()]
+
+
+def _group_named_axes(files: Sequence[RunFile]) -> dict[str, set[str]]:
+    """By suite, the axes that it or the command of one of its runs names."""
+    named: dict[str, set[str]] = defaultdict(set)
+    for file in files:
+        named[file.run.suite.name].update(_list_named(file.run))
+    return dict(named)
+
+
+def _group_days(
+    row: Series, named: Mapping[str, Collection[str]], night: str
+) -> dict[Plan, set[str]]:
+    """Nights until ``night`` that had the row, by tonight's suite that measured it and by what the
+    row is to that suite. A run whose id has no suite counts for each of tonight's."""
+    by_suite: dict[str, set[str]] = defaultdict(set)
+    for each in row.nights:
+        if each.day <= night:
+            names = set(map(store.extract_name, each.runs))
+            for suite in named if "" in names else names & named.keys():
+                by_suite[suite].add(each.day)
+    return {
+        (suite, _strip_machine(row.case, named[suite])): days for suite, days in by_suite.items()
+    }
 
 
 def _list_named(run: Run) -> Collection[str]:

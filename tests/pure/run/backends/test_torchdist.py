@@ -35,18 +35,28 @@ def test_sendrecv_receives_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [(_torchdist.dist.irecv, 7), (_torchdist.dist.isend, 7)]
 
 
-@pytest.mark.parametrize(("backend", "device_ids"), [("nccl", [3]), ("gloo", None)])
-def test_a_barrier_of_nccl_is_on_the_ranks_own_gpu(
-    monkeypatch: pytest.MonkeyPatch, backend: str, device_ids: list[int] | None
+@pytest.mark.parametrize(
+    ("backend", "device", "device_ids"),
+    [
+        ("nccl", "cuda:3", [3]),
+        ("xccl", "xpu:3", [3]),
+        ("ucc", "cuda:3", [3]),
+        ("ucc", "cpu", None),
+        ("gloo", "cpu", None),
+        ("vendor", "hpu:3", None),
+    ],
+)
+def test_a_barrier_of_torchs_gpu_libraries_is_on_the_ranks_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device: str, device_ids: list[int] | None
 ) -> None:
     """In a group of its own, NCCL in torch would take the GPU of the rank's number in its first
-    group; others refuse to be told."""
+    group, and XCCL that of its number in the group."""
     asked: list[object] = []
     monkeypatch.setattr(
         _torchdist.dist, "barrier", lambda group, device_ids: asked.append((group, device_ids))
     )
     case = Case(collective="barrier", backend=backend, n=2, nbytes=0)
-    nothing = SimpleNamespace(device=torch.device("cuda", 3))
+    nothing = SimpleNamespace(device=torch.device(device))
     site = _torchdist._Site(rank=1, n=2, group="group")
     _torchdist.CALLS["barrier"](case, nothing, nothing, site)()  # type: ignore[arg-type]
     assert asked == [("group", device_ids)]
@@ -212,3 +222,13 @@ def test_an_accelerator_is_made_current_by_whatever_name_torch_has(
     monkeypatch.setattr(torch.accelerator, name, current.append, raising=False)
     _torchdist.TorchDistributed("vendor")._take_place(Control(0, 1), 3)
     assert current == [3]
+
+
+def test_the_ranks_own_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current device of a thread in the background is GPU 0."""
+    devices: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *given: devices.extend(given))
+    backend = _torchdist.TorchDistributed("xccl")
+    backend.device = torch.device("xpu", 3)
+    backend.finish()
+    assert devices == [torch.device("xpu", 3)]

@@ -83,6 +83,19 @@ def test_a_unit_of_computation_is_one_launch(kind: str, stream: FakeStream) -> N
     assert stream.log == ["replay"] and stream.now - began == UNIT_NS
 
 
+def test_a_unit_on_a_device_without_a_stream_ends_when_the_device_is_done(
+    stream: FakeStream,
+) -> None:
+    """As on Intel's GPUs: times would be those of issuing, and units would pile up."""
+    bench = make_bench(stream)
+    bench.backend.stream = None
+    behind = make_background(bench, case(8, background="gemm"), None)  # type: ignore[arg-type]
+    assert behind
+    stream.log.clear()
+    behind._task.once()
+    assert set(stream.log[:-1]) == {"launch"} and stream.log[-1] == "drain"
+
+
 def test_a_unit_of_sleep_is_no_graph(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computation.time, "sleep", lambda seconds: None)
     behind = make_background(make_bench(stream), case(8, background="sleep"), None)  # type: ignore[arg-type]

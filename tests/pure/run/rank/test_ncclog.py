@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from collbench.records.types import Choice
@@ -216,7 +217,7 @@ def test_a_call_is_overheard_and_no_other(nccl: Nccl) -> None:
     assert listener.overheard(nccl.all_reduce) == Choice(
         algorithm="Ring", protocol="LL128", channels=24, transport="P2P"
     )
-    assert not listener.why_not and nccl.setting("NCCL_DEBUG_SUBSYS") == "P2P,SHM,NET"
+    assert not listener.why_not and nccl.setting("NCCL_DEBUG_SUBSYS") == "INIT,P2P,SHM,NET"
     nccl.all_reduce()
     assert listener.overheard(lambda: None) == Choice(
         transport="P2P"
@@ -236,6 +237,18 @@ def test_timed_calls_write_nothing(nccl: Nccl) -> None:
     assert Path(fd).stat().st_size == 0
     connect(nccl)
     assert Path(fd).stat().st_size > 0
+    listener.close()
+
+
+def test_nodes_are_those_of_a_communicator_of_the_calls_ranks(nccl: Nccl) -> None:
+    line = "comm 0x5 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 1"
+    listener = start_listening()
+    nccl.say("INIT", line)
+    nccl.say("INIT", line.replace("nRanks 8 nNodes 2", "nRanks 2 nNodes 1"))
+    nccl.say("INIT", "ncclCommInitRankConfig comm 0x5 rank 0 nranks 8 cudaDev 0 - Init COMPLETE")
+    for n, nodes in ((8, 2), (2, 1), (4, 0)):
+        assert listener.overheard(nccl.all_reduce, n) == msgspec.structs.replace(RING, nodes=nodes)
+    assert listener.overheard(lambda: None, 8) is None
     listener.close()
 
 
@@ -374,7 +387,8 @@ def test_the_backend_overhears_a_call_until_the_device_is_done() -> None:
     order: list[str] = []
 
     class Ear:
-        def overheard(self, call: Callable[[], object]) -> Choice:
+        def overheard(self, call: Callable[[], object], n: int) -> Choice:
+            assert n == 2
             order.append("listen")
             call()
             order.append("heard")
@@ -385,5 +399,6 @@ def test_the_backend_overhears_a_call_until_the_device_is_done() -> None:
     backend.stream = SimpleNamespace(drain=lambda: order.append("drained"))  # type: ignore[assignment]
     assert backend.overheard(lambda: order.append("unheard")) is None
     backend._listener = Ear()  # type: ignore[assignment]
+    backend._at = _torchdist._Site(0, 2, "group")
     assert backend.overheard(lambda: order.append("called")) == RING
     assert order == ["unheard", "drained", "listen", "called", "drained", "heard"]

@@ -195,6 +195,41 @@ def test_nodes_are_hosts_for_gpus_whose_nvlink_ends_there(device: str, is_joined
     assert bool(EXAMPLE.refuse(both)) == is_joined
 
 
+def add_nodes(given: Advised, nodes_by_hosts: dict[int, int]) -> Advised:
+    """The advice where NCCL said on how many nodes it runs."""
+    rows, cells = [], []
+    for row in given.rows:
+        nodes = nodes_by_hosts[row.series.nodes]
+        rans = tuple(msgspec.structs.replace(ran, nodes=nodes) for ran in row.default_rans if ran)
+        rows.append(msgspec.structs.replace(row, default_rans=rans))
+    for cell in given.unadvised:
+        nodes = nodes_by_hosts[cell.cell.series.nodes]
+        ran = msgspec.structs.replace(cell.default_ran or Choice(), nodes=nodes)
+        cells.append(cell._replace(default_ran=ran))
+    return msgspec.structs.replace(given, rows=tuple(rows), unadvised=tuple(cells))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nodes_are_those_that_nccl_says(nodes: int) -> None:
+    """Two trays of one NVLink domain are one node, of two domains two."""
+    given = add_nodes(msgspec.structs.replace(advise_one(), device=GB200), {2: nodes})
+    for form in (EXAMPLE, NCCLX):
+        assert form.refuse(given) == ""
+        text = form.write(given)
+        assert {(rule.n, rule.nodes) for rule in form.read(text)} == {(16, nodes)}
+        assert "-1 nodes" not in flatten(text)
+
+
+def test_rows_that_nccl_cannot_tell_apart_by_its_nodes_are_refused() -> None:
+    cells = [unadvised(size, ALL_REDUCE._replace(nodes=4), SIMPLE) for size in (1 << 10, 64 << 20)]
+    one = advise_one()
+    cells = [*one.unadvised, *cells, *others(16, 4)]
+    both = advise_nccl(one.rows, cells, device=GB200)
+    assert EXAMPLE.refuse(add_nodes(both, {2: 1, 4: 2})) == ""
+    why = EXAMPLE.refuse(add_nodes(both, {2: 1, 4: 1}))
+    assert "rows of 16 ranks on 2 hosts may hold on 4 hosts" in why
+
+
 def test_one_host_is_one_node_of_any_gpu() -> None:
     series = ALL_REDUCE._replace(n=4, nodes=1)
     cells = [unadvised(BELOW, series), unadvised(ABOVE, series, SIMPLE), *others(4, 1)]
@@ -314,6 +349,7 @@ def test_lines_are_short_and_in_ascii_whatever_runs_and_remarks_hold(form: objec
         rows=given.rows,
         unadvised=given.unadvised,
         notes=("#\r\n" * 9, "z, " * 300),
+        device="NVIDIA H100",
     )
     text = form.write(given)  # type: ignore[attr-defined]
     assert text.isascii()
@@ -484,7 +520,7 @@ def test_what_keeps_ncclx_from_opening_is_refused(row: str) -> None:
 
 def test_ncclx_needs_as_many_ranks_on_each_node() -> None:
     row = advice(SIZES, series=Series("all_reduce", 7, 2))
-    assert "7 ranks on 2 hosts have no equal number" in NCCLX.refuse(advise_nccl([row]))
+    assert "7 ranks on 2 nodes have no equal number" in NCCLX.refuse(advise_nccl([row]))
 
 
 def test_default_of_a_series_is_spread_by_geometric_means() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from collbench.features.advise.libraries import load_libraries
 from collbench.features.advise.tune import command, request, trial
 from collbench.features.advise.tune.command import SearchOptions, TuneOptions, tune
 from collbench.features.advise.tune.sayable import drop_unsayable
-from collbench.features.advise.types import Advised, Series
+from collbench.features.advise.types import Advised, Series, Variables
 from collbench.machine import cpus
 from collbench.suite.sweep import Axes, Suite
 
@@ -136,6 +137,7 @@ def test_a_dry_run_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) ->
     assert "3:30 of 10:00" in lines[2]
 
 
+TUNED = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"]
 OPENMPI_RING = "OMPI_MCA_coll_tuned_allreduce_algorithm"
 
 
@@ -228,7 +230,32 @@ def test_a_tuner_that_needs_all_collectives_says_so_before_anything_is_measured(
 
     with pytest.raises(UsageError, match="broadcast"):
         ask_nccl("all_reduce")
-    every = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-    assert len(ask_nccl(*every)[0]) == 5
+    assert len(ask_nccl(*TUNED)[0]) == 5
     with pytest.raises(UsageError, match="64M or more"):
-        ask_nccl(*every, sizes=sizes[:-2])
+        ask_nccl(*TUNED, sizes=sizes[:-2])
+
+
+def ask_tuner(*envs: Variables, names: Sequence[str] = TUNED) -> Any:
+    library = next(each for each in load_libraries() if each.key == "nccl")
+    sizes = tuple(1 << power for power in range(10, 27, 2))
+    field = {Series(name, 2, 1): dict.fromkeys(envs, sizes) for name in names}
+    return drop_unsayable(field, load_formats()["ncclx"], library, "nccl", "NCCL 2.27.3")
+
+
+def test_settings_that_no_tuner_can_set_are_not_tried() -> None:
+    threads, ring = (("NCCL_NTHREADS", "512"),), (("NCCL_ALGO", "Ring"),)
+    field, notes = ask_tuner(threads, ring)
+    assert {env for by_setting in field.values() for env in by_setting} == {ring}
+    assert "a tuner cannot set NCCL_NTHREADS" in notes[0]
+    field, notes = ask_tuner(ring, names=[*TUNED, "all_to_all"])
+    assert [series.collective for series in field] == TUNED
+    assert "NCCL asks no tuner about all_to_all" in notes[0]
+
+
+def test_a_number_of_channels_that_nccl_may_not_have_is_told() -> None:
+    ring = (("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple"))
+    most, least = (("NCCL_MAX_NCHANNELS", "2"),), (("NCCL_MIN_NCHANNELS", "32"),)
+    assert ask_tuner(ring, ring + most)[1] == []
+    field, (note,) = ask_tuner(ring, ring + least)
+    assert len(field[Series("all_reduce", 2, 1)]) == 2
+    assert "can have Ring/Simple at least 32 channels only if NCCL has as many" in note

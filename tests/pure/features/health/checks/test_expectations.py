@@ -242,6 +242,15 @@ def test_what_was_chosen_is_looked_up_once_a_record(
     assert counts[1] == 2 * counts[0]
 
 
+def test_a_curve_is_asked_once_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a curve that some rows say nothing of."""
+    read, sizes = Curve.at, list[int]()
+    monkeypatch.setattr(Curve, "at", lambda curve, size: sizes.append(size) or read(curve, size))
+    other = EXPECT.replace('"64M" = 5', '"8K" = 1')
+    seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{other}"))
+    assert "no row says anything of" in seen.missing and sizes == [64 << 20] * 2
+
+
 def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None:
     other = EXPECT.replace("all_reduce", "broadcast")
     seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{other}"))

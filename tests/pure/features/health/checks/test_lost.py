@@ -38,13 +38,17 @@ def found(
     nights: Sequence[Rows], tonight: RunFile, others: Sequence[RunFile] = ()
 ) -> list[Finding]:
     """What is lost in ``tonight`` after nights of these rows, which come first, and ``others``."""
-    by_case: dict[Case, list[Night]] = {}
     files = [measured(number, rows) for number, rows in enumerate(nights)]
-    for file in (*files, *others, tonight):
+    return found_of_runs([*files, *others], [tonight])
+
+
+def found_of_runs(earlier: Sequence[RunFile], tonight: Sequence[RunFile]) -> list[Finding]:
+    by_case: dict[Case, list[Night]] = {}
+    for file in (*earlier, *tonight):
         for row, launches in launches_of(file).items():
             by_case.setdefault(row, []).extend(merge_nights(launches))
     every = [Series(machine="node1", case=row, nights=each) for row, each in by_case.items()]
-    return find_lost(every, [tonight], night_of(tonight.run.started))
+    return find_lost(every, tonight, night_of(tonight[-1].run.started))
 
 
 def test_rows_of_more_ranks_than_are_left_are_missing() -> None:
@@ -109,10 +113,29 @@ def test_rows_of_another_suite_are_not_missing(number: int) -> None:
     assert found([], dated_id(22, rows_of(4), NIGHTLY.name), [*nightly, *weekly[:-1]])
 
 
-def dated_id(day: int, rows: Rows, suite: str) -> RunFile:
+def dated_id(day: int, rows: Rows, suite: str, **fields: Any) -> RunFile:
     """The run of a suite of this name in a night, under such an id as runs have."""
     name = f"202601{day + 1:02}-010000000-{suite}-00aa"
-    return measured(day, rows, name=name, suite=replace(NIGHTLY, name=suite))
+    return measured(day, rows, name=name, suite=replace(NIGHTLY, name=suite), **fields)
+
+
+@pytest.mark.parametrize(("named_axes", "others"), [((), ["4 ranks of nccl"]), (("ranks",), [])])
+def test_what_one_suite_names_is_not_named_for_another(
+    named_axes: tuple[str, ...], others: Sequence[str]
+) -> None:
+    """The nightly suite has lost rows of 8 ranks. Another suite has lost rows of 4 ranks unless it
+    names its number of ranks."""
+
+    def make_night(day: int, n: int, fixed_n: int) -> list[RunFile]:
+        fixed = rows_of(fixed_n, collective="broadcast")
+        return [
+            dated_id(day, rows_of(n), "nightly", named_axes=()),
+            dated_id(day, fixed, "fixed", named_axes=named_axes),
+        ]
+
+    earlier = [file for day in range(5) for file in make_night(day, 8, 4)]
+    findings = found_of_runs(earlier, make_night(5, 7, 2))
+    assert [finding.subject.name for finding in findings] == ["8 ranks of nccl", *others]
 
 
 @pytest.mark.parametrize("change", [{"mode": "streaming"}, {"align": 16}])
