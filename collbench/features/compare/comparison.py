@@ -177,7 +177,7 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
         rules=rules,
         exit=code,
         reason=reason,
-        notes=[*_list_shortfalls(terms), *_list_notes(terms, remaining, rows, why_apart)],
+        notes=_list_notes(terms, remaining, rows, why_apart),
         skipped=skipped,
     )
 
@@ -521,13 +521,6 @@ def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
         else ""
     )
     return [f"{what}: the machine was disturbed ({by_cause}){remark}"] if causes else []
-
-
-def _list_shortfalls(terms: _Terms) -> list[str]:
-    """The note with which an experiment has ended because a budget left no time for more rounds."""
-    end = terms.base.end
-    has_note = terms.in_pairs and end is not None and end.exit in WHOLE
-    return [end.note] if end and has_note and end.note else []
 
 
 def _list_notes(

@@ -375,6 +375,12 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict in DECIDED and not self.spared
 
     @property
+    def is_open(self) -> bool:
+        """Whether more launches might decide the row: they do not where its flags speak against
+        it."""
+        return not self.decided and SPARED not in self.spared
+
+    @property
     def suspected(self) -> bool:
         """Whether launches of its own should tell of a change in the row, or in an operation."""
         return self.verdict == "SUSPECT" or any(

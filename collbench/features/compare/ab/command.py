@@ -350,8 +350,8 @@ def _execute_order(order: Order, rules: Rules, options: AbOptions) -> Exit:
         comparison = compare.compare_runs(*experiment.files, rules, under_way=True)
         if code:
             comparison = compare.end_early(comparison, code, note)
-        elif note := experiment.shortfall:
-            comparison = compare.add_note(comparison, note)
+        elif experiment.shortfall:
+            comparison = compare.add_note(comparison, experiment.shortfall)
         code = comparison.exit
     except UsageError:  # it broke before there was anything to compare
         code = code or Exit.NO_VERDICT

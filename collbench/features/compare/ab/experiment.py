@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -285,7 +285,9 @@ class Experiment:
                 continue
             others = [row for row in rows if row not in suspected]
             if not self._go_on(again, others, verdicts, fewest):
-                self._shortfall = self._describe_shortfall(again, others, verdicts, fewest)
+                fresh = {row.key for row in others}
+                dropped = {row.key for row in suspected if row not in again}
+                self._shortfall = self._describe_shortfall(fresh, dropped, verdicts, fewest)
                 return
 
     def _go_on(
@@ -297,10 +299,8 @@ class Experiment:
     ) -> bool:
         """A few rounds more of the rows of the second stage that are worth it, else of the others,
         of which one might yet be flagged. Returns whether there were any."""
-        for stage, some, reserve in (
-            (2, again, 0.0),
-            (1, others, self._confirming_seconds(others, fewest)),
-        ):
+        spare = max((self._ledger.seconds([row.key]) for row in others), default=0.0)
+        for stage, some, reserve in ((2, again, 0.0), (1, others, fewest * spare)):
             lacking = {
                 row.key: max((verdict.lacking for verdict in verdicts[row.key]), default=0.0)
                 for row in some
@@ -311,40 +311,35 @@ class Experiment:
                 return True
         return False
 
-    def _confirming_seconds(self, rows: Sequence[Row], fewest: int) -> float:
-        """The seconds that are kept to measure again the costliest of these rows."""
-        return fewest * max((self._ledger.seconds([row.key]) for row in rows), default=0.0)
-
     def _describe_shortfall(
         self,
-        again: Sequence[Row],
-        others: Sequence[Row],
+        fresh: Collection[str],
+        dropped: Collection[str],
         verdicts: Mapping[str, Sequence[Judged]],
         fewest: int,
     ) -> str:
-        """The note on rows that lack rounds when the last one has ended; empty without such rows
-        and where a budget of 0 allows no rounds beyond the fewest."""
+        """The note on rows without a verdict that more rounds might decide, when the last one has
+        ended; empty without such rows, and where a budget of 0 allows no rounds beyond the fewest.
+        Those that are ``fresh`` were not flagged, and for those ``dropped``, which were, there was
+        no time to measure them again."""
         lacking = {
-            row.key: max(
-                (each.lacking for each in verdicts[row.key] if not each.decided), default=0
-            )
-            for row in (*again, *others)
+            key: max((each.lacking for each in judged if each.is_open), default=0.0)
+            for key, judged in verdicts.items()
         }
         lacking = {key: pairs for key, pairs in lacking.items() if 0 < pairs < math.inf}
         if not (self._budget and lacking):
             return ""
-        kept = dict.fromkeys((row.key for row in again), 0.0)
-        kept |= dict.fromkeys((row.key for row in others), self._confirming_seconds(others, fewest))
         cost, time_left = self._ledger.cost, self._time_left()
-        least = min(lacking, key=lambda key: cost({key: lacking[key]}) + kept[key])
-        needed = cost(lacking) + max(kept[key] for key in lacking)
+        pairs = {key: max(number, fewest * (key in dropped)) for key, number in lacking.items()}
+        confirming = {key: fewest * self._ledger.seconds([key]) * (key in fresh) for key in pairs}
+        least = min(pairs, key=lambda key: cost({key: pairs[key]}) + confirming[key])
         shortfall = Shortfall(
-            rows=len(lacking),
-            pairs=lacking[least],
-            pair_seconds=self._ledger.seconds([least]),
-            confirming_seconds=kept[least],
+            rows=len(pairs),
+            pairs=pairs[least],
+            seconds=cost({least: pairs[least]}),
+            confirming=confirming[least],
             time_left=time_left,
-            needed=self._budget - time_left + needed,
+            in_all=self._budget - time_left + cost(pairs) + max(confirming.values()),
         )
         default = "the default " if self._order.budget is None else ""
         return describe_shortfall(f"{default}--budget {self._budget:g}s", shortfall)

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from collbench.core.text import format_count, format_duration
+from collbench.core.text import format_count
 from collbench.records.types import RunFile
 
 BUDGET = 300.0  # seconds after which no more rounds are begun than were asked for
@@ -40,31 +40,34 @@ def budget_for(seconds: float) -> str:
 
 
 class Shortfall(NamedTuple):
-    """The rounds that a budget leaves no time for, in seconds."""
+    """What undecided rows need for which a budget left no time. Times in seconds."""
 
-    rows: int  # without a verdict
-    pairs: float  # that the row that takes least still lacks
-    pair_seconds: float  # of one pair of that row
-    confirming_seconds: float  # kept to measure that row again, should it be flagged
+    rows: int
+    pairs: float  # that the row needs which needs least time
+    seconds: float  # of these pairs
+    confirming: float  # to measure that row again if it seems to have changed
     time_left: float
-    needed: float  # from the start of the experiment, for all of the rows
+    in_all: float  # from the start of the experiment until all rows have had what they need
 
 
 def describe_shortfall(budget: str, short: Shortfall) -> str:
     """The note on rounds that ended though rows have no verdict; ``budget`` is the option."""
-    what = (
-        f"the cheapest of {short.rows:,} undecided rows" if short.rows > 1 else "the undecided row"
-    )
-    kept, them = short.confirming_seconds, "them all" if short.rows > 1 else "them"
-    hint = f"; --budget {budget_for(short.needed)} holds {them}"
-    left = f"with {format_duration(1e9 * short.time_left)} of {budget} left"
+    several = f"the fastest of {short.rows:,} undecided rows"
+    left = f"{_format_seconds(short.time_left)} of {budget} were left"
+    confirming = f", and {_format_seconds(short.confirming)} to confirm a change"
+    hint = f"; --budget {budget_for(short.in_all)} suffices" + " for all" * (short.rows > 1)
     return (
-        f"rounds ended {left if short.time_left > 0 else f'as {budget} was used up'}:"
-        f" {what} lacks about {format_count(math.ceil(short.pairs), 'more pair')} of"
-        f" {format_duration(1e9 * short.pair_seconds)}"
-        + (f" and {format_duration(1e9 * kept)} to confirm a change" if kept else "")
-        + hint * (short.needed <= LONGEST_ADVISED)
+        f"rounds ended: {left if short.time_left > 0 else f'{budget} was used up'}, and"
+        f" {several if short.rows > 1 else 'the undecided row'} needs about"
+        f" {format_count(math.ceil(short.pairs), 'more pair')}"
+        f" ({_format_seconds(short.seconds)})"
+        + confirming * (short.confirming > 0)
+        + hint * (short.in_all <= LONGEST_ADVISED)
     )
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 1 else "less than a second"
 
 
 class Judged(Protocol):
@@ -76,8 +79,8 @@ class Judged(Protocol):
         """The key of the row's case."""
 
     @property
-    def decided(self) -> bool:
-        """Whether the row has a verdict to rely on."""
+    def is_open(self) -> bool:
+        """Whether more pairs might decide the row."""
 
     @property
     def suspected(self) -> bool:

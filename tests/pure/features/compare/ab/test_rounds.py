@@ -133,9 +133,10 @@ def test_the_dearest_rows_are_dropped_where_time_does_not_suffice_for_all(
 
 
 @pytest.mark.parametrize(
-    ("needed", "hint"), [(240.0, "; --budget 5m holds them"), (9e6, "more pairs of 2.00 s")]
+    ("in_all", "hint"), [(240.0, "; --budget 5m suffices"), (9e6, "more pairs (180 s)")]
 )
-def test_no_budget_of_days_is_advised(needed: float, hint: str) -> None:
-    short = Shortfall(1, 90.0, 2.0, 0.0, -0.5, needed)
+def test_no_budget_of_days_is_advised(in_all: float, hint: str) -> None:
+    short = Shortfall(1, 89.5, 180.0, 0.0, -0.5, in_all)
     text = describe_shortfall("--budget 60s", short)
-    assert text.startswith("rounds ended as --budget 60s was used up: ") and text.endswith(hint)
+    assert text.startswith("rounds ended: --budget 60s was used up, and the undecided row needs")
+    assert "about 90 more pairs" in text and text.endswith(hint)
