@@ -505,4 +505,4 @@ def classify_ending(error: BaseException) -> tuple[Exception | None, Exit, str]:
         case CollbenchError():
             return error, error.exit, error.message
     assert isinstance(error, Exception)
-    return error, Exit.FAULT, f"{type(error).__name__}: {first_line(error)}"
+    return error, find_exit_code(error), f"{type(error).__name__}: {first_line(error)}"

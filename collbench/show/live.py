@@ -118,6 +118,16 @@ def _is_rewrapping() -> bool:
     return term.startswith(REWRAP_TERMS) or (like_xterm and not names.isdisjoint(REWRAP))
 
 
+class Doing(NamedTuple):
+    """What a run is doing: a case's phase, the share of it that is done, and whether it is measured
+    in a second pass, which adds no case to those that are done."""
+
+    case: Case
+    phase: str
+    fraction: float
+    is_second: bool
+
+
 class Status(Gathered):
     """Progress only, on the error terminal, for formats that are piped. Silent where that is no
     terminal, but for a warning where others keep the machine busy."""
@@ -139,7 +149,7 @@ class Status(Gathered):
         )
         self._live: Frame | None = None
         self._recorded: set[Case] = set()  # cases that have a record
-        self._now: tuple[Case, str, float] | None = None
+        self._now: Doing | None = None
         self._achieved = 0.0  # cases, the share of the one under way included; it never falls
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
@@ -170,8 +180,8 @@ class Status(Gathered):
         self._header = self._heading()
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        is_second = case in self._recorded  # which adds no case to those that are done
-        self._now = (case, SECOND_PASS + phase if is_second else phase, max(0.0, fraction))
+        is_second = case in self._recorded
+        self._now = Doing(case, phase, max(0.0, fraction), is_second)
         self._advance(0.0 if is_second else fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
@@ -201,8 +211,8 @@ class Status(Gathered):
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
+        self._now = Doing(record.case, "done", 0.0, record.case in self._recorded)
         self._recorded.add(record.case)
-        self._now = (record.case, "done", 0.0)
         self._advance(0.0)
 
     def _advance(self, share: float) -> None:
@@ -366,7 +376,7 @@ def render_progress(
     total: int,
     achieved: float,
     elapsed: float,
-    now: tuple[Case, str, float] | None,
+    now: Doing | None,
     earlier: int = 0,
     time_left: float | None = None,
 ) -> RenderableType:
@@ -375,7 +385,7 @@ def render_progress(
     measured ``now``."""
     progressed = achieved - earlier
     # how long a second pass takes is not known
-    is_second = now is not None and now[1].startswith(SECOND_PASS)
+    is_second = now is not None and now.is_second
     if time_left is None and progressed >= 0.5 and done < total and not is_second:
         time_left = elapsed * (total - achieved) / progressed
     yet = f"{format_clock(time_left)} left" if time_left is not None else ""
@@ -384,9 +394,9 @@ def render_progress(
     grid.add_row(bar, f"{done}/{total}", f"{format_clock(elapsed)} elapsed", yet)
     if now is None:
         return Group(grid, Text("starting ranks", "dim"))
-    case, phase, fraction = now
-    share = f" {fraction:.0%}" if fraction else ""
-    doing = f"{phase}{share}: {format_size(case.size)}, {split_axes([case])[1]}"
+    share = f" {now.fraction:.0%}" if now.fraction else ""
+    phase = SECOND_PASS * is_second + now.phase + share
+    doing = f"{phase}: {format_size(now.case.size)}, {split_axes([now.case])[1]}"
     return Group(grid, Text(plain_line(doing), "dim", no_wrap=True, overflow="ellipsis"))
 
 

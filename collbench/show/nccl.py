@@ -88,6 +88,7 @@ HEADER = (
 
 
 SO_FAR_AFTER = 8.0  # seconds
+LISTED = 3  # sizes of skipped cases that are named one by one
 
 SO_FAR = "so far: times of a first pass; the results follow, in lines without #"
 
@@ -439,6 +440,7 @@ class Text(Reporter):
         self._has_findings = False  # of cases that find something else than times
         self._repeated: Counter[str] = Counter()
         self._cases_by_skip: dict[str, list[Case]] = {}  # of this table, by their reason
+        self._sizes = sorted({case.nbytes for case in cases})
         matching_worlds = [
             w
             for w in self._worlds
@@ -475,7 +477,8 @@ class Text(Reporter):
         """Write the closing lines of the open table, if there is one."""
         if self._table:
             skips = self._cases_by_skip.items()
-            self._remark(*(f"skipped: {why} ({_count_cases(cases)})" for why, cases in skips))
+            counts = ((why, _count_cases(cases, self._sizes)) for why, cases in skips)
+            self._remark(*(f"skipped: {why} ({count})" for why, count in counts))
         if self._table and not any(map(has_line, self._block_outcomes)):
             if self._has_findings:
                 return
@@ -551,12 +554,18 @@ def escape_remark(text: str) -> str:
     return re.sub("|".join(WORDS), lambda match: WORDS[match[0]], plain_line(text))
 
 
-def _count_cases(cases: Sequence[Case]) -> str:
-    """The number of cases, with the sizes that they are of, and the place if all have one."""
+def _count_cases(cases: Sequence[Case], planned: Sequence[int]) -> str:
+    """The number of cases, with the place if all have one, and the sizes that they are of, out of
+    those that were ``planned``, in order."""
     sizes, places = sorted({case.nbytes for case in cases}), {case.in_place for case in cases}
-    ends = " to ".join(f"{size} B" for size in dict.fromkeys((sizes[0], sizes[-1])))
     place = "" if len(places) > 1 else f" {PLACES['in' if places.pop() else 'out']}"
-    return f"cases: {len(cases)}, {ends}{place}"
+    if len(sizes) <= LISTED:
+        which = ", ".join(f"{size} B" for size in sizes)
+    else:
+        which = f"{sizes[0]} B to {sizes[-1]} B"
+        between = [size for size in planned if sizes[0] <= size <= sizes[-1]]
+        which = which if sizes == between else f"{len(sizes)} sizes from {which}"
+    return f"cases: {len(cases)}{place}, {which}"
 
 
 def _describe_isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:

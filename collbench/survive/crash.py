@@ -66,18 +66,25 @@ def find_exit_code(error: Exception) -> Exit:
     """The exit code of a process that this error ends."""
     if isinstance(error, CollbenchError):
         return error.exit
-    known = isinstance(error, OSError) and error.errno in HINTS
-    return Exit.CANNOT_RUN if known or is_out_of_memory(error) else Exit.FAULT
+    known = _explain_machine(error)
+    return known.exit if known else Exit.FAULT
 
 
 def explain_crash(error: Exception) -> Crash:
     """The machine's fault where the error is known for that, else collbench's, whose traceback is
     kept in a file."""
+    if known := _explain_machine(error):
+        return known
+    path = keep_traceback("".join(traceback.format_exception(error)))
+    summary = f"{type(error).__name__}, {first_line(error)}"
+    return Crash(summary, f"this is a fault of collbench, please report it: {path}", Exit.FAULT)
+
+
+def _explain_machine(error: Exception) -> Crash | None:
+    """What is told of an error that is known for the machine's; None of any other."""
     if is_out_of_memory(error):
         return Crash("there is not enough memory", MEMORY_HINT, Exit.CANNOT_RUN)
     if isinstance(error, OSError) and error.errno in HINTS:
         what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         return Crash(what, HINTS[error.errno], Exit.CANNOT_RUN)
-    path = keep_traceback("".join(traceback.format_exception(error)))
-    summary = f"{type(error).__name__}, {first_line(error)}"
-    return Crash(summary, f"this is a fault of collbench, please report it: {path}", Exit.FAULT)
+    return None

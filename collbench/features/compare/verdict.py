@@ -271,15 +271,23 @@ def _describe_more(base: CaseRows, head: CaseRows, number: int) -> str:
     launchers = {launch.world.launcher for launch in launches if launch.world} - {*STARTING}
     if launchers:  # whose ranks no command can start anew
         return f"start the command {number} times a side, and name all of its runs"
-    dropped = [side.dropped_launch_count for side in (base, head)]
-    if any(dropped):
+    if base.dropped_launch_count or head.dropped_launch_count:
         planned = min(len(side.timed) + side.dropped_launch_count for side in (base, head))
         more = f"--launches {number} and " if planned < number else ""
         return (
-            f"--budget left no time for {dropped[0]} of base and {dropped[1]} of head: measure each"
-            f" side with {more}a longer --budget, or with fewer cases"
+            f"--budget left no time for {_count_dropped(base, head)}: measure each side with"
+            f" {more}a longer --budget, or with fewer cases"
         )
     return f"measure each side with --launches {number}, or better both in turns with collbench ab"
+
+
+def _count_dropped(base: CaseRows, head: CaseRows) -> str:
+    """The launches that a budget left no time for, of those sides that lost some: 3 launches of
+    base and 2 of head."""
+    sides = (("base", base.dropped_launch_count), ("head", head.dropped_launch_count))
+    (name, number), *others = [(name, number) for name, number in sides if number]
+    more = "".join(f" and {number:,} of {name}" for name, number in others)
+    return f"{format_count(number, 'launch')} of {name}{more}"
 
 
 def _class_shift(shift: Shift, tau: float) -> Verdict:

@@ -94,8 +94,9 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     where the file ends before its end. ``lost_numbers`` are those of lost calls by group, as far as
     they are told, -1 for a message. ``reached`` are the numbers of the last collectives of a
     group that were called, begun and completed. ``only_active``: calls that completed are not in
-    it. ``fake``: the rank's GPU was a fake, whose times mean nothing. ``written_ns`` is when the
-    recording was last written: nobody had seen the end of calls without one by then."""
+    it. ``fake``: the rank's GPU was a fake, whose times mean nothing. ``written_ns`` is until when
+    the recording is complete, which may be before it was last written: nobody had seen the end of
+    calls without one by then."""
 
     rank: Whole
     world: Whole

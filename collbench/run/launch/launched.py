@@ -32,6 +32,7 @@ from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
 from collbench.run.launch.meeting import SILENT_SHARE, name_hello
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.run.launch.world import Said
+from collbench.survive.crash import find_exit_code
 from collbench.survive.signals import STOPPING
 
 PRESENT_SECONDS = 30.0  # within which both ends say that they are there, unless -T sets them
@@ -176,8 +177,9 @@ def gather_places(member: Membership, timeout: float | None, folder: Path) -> It
     try:
         yield places
     except BaseException as e:
-        default = Exit.INTERRUPTED if isinstance(e, KeyboardInterrupt) else Exit.FAULT
-        code = getattr(e, "exit_code", getattr(e, "exit", default))
+        default = find_exit_code(e) if isinstance(e, Exception) else Exit.FAULT
+        default = Exit.INTERRUPTED if isinstance(e, KeyboardInterrupt) else default
+        code = getattr(e, "exit_code", default)
         raise
     finally:
         places.dismiss(code)

@@ -175,6 +175,28 @@ def ended(
     return session.execute_order(Order(**asked), lambda: Disturbed(lambda: None))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EPROTO, "Protocol error"),
+        MemoryError(),
+        ValueError("planted"),
+    ],
+    ids=repr,
+)
+def test_a_run_ends_in_its_file_as_its_process_does(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setattr(main, "print_message", lambda *_: None)
+    with pytest.raises(type(error)) as raised:
+        ended(path, monkeypatch, 1, error)
+    assert raised.value is error
+    found = run_file.read_file(path)
+    assert found.end and found.end.exit == main._handle_error(error)
+
+
 def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -1005,13 +1006,38 @@ def test_a_reason_for_skips_is_told_once_with_a_count_of_cases() -> None:
     cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
     absent = [(Record(case=case, status="skipped", note="no mpirun"), None) for case in cases]
     lines = written(absent).splitlines()
-    at = lines.index("# skipped: no mpirun (cases: 4, 8 B to 16 B)")
+    at = lines.index("# skipped: no mpirun (cases: 4, 8 B, 16 B)")
     assert lines[at + 1] == "# no case of this table ran"
     assert len(comments("\n".join(lines), "# skipped")) == 1
     some = written([measured(cases[0]), absent[1], measured(cases[2]), absent[3]])
-    assert comments(some, "# skipped") == ["# skipped: no mpirun (cases: 2, 8 B to 16 B in place)"]
+    assert comments(some, "# skipped") == ["# skipped: no mpirun (cases: 2 in place, 8 B, 16 B)"]
     one = written([measured(cases[0]), measured(cases[1]), absent[2], measured(cases[3])])
-    assert comments(one, "# skipped") == ["# skipped: no mpirun (cases: 1, 16 B out of place)"]
+    assert comments(one, "# skipped") == ["# skipped: no mpirun (cases: 1 out of place, 16 B)"]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "told"),
+    [
+        ((0, 9), "cases: 2, 8 B, 4096 B"),
+        ((1, 2, 3), "cases: 3, 16 B, 32 B, 64 B"),
+        ((1, 2, 3, 4), "cases: 4, 16 B to 128 B"),
+        ((1, 2, 3, 9), "cases: 4, 4 sizes from 16 B to 4096 B"),
+    ],
+)
+def test_sizes_between_skipped_ones_are_not_told_as_skipped(
+    skipped: Sequence[int], told: str
+) -> None:
+    cases = [
+        a_case(nbytes=8 << power, in_place=place) for power in range(10) for place in (False, True)
+    ]
+    outcomes = [
+        (Record(case=case, status="skipped", note="no room"), None)
+        if at // 2 in skipped and not case.in_place
+        else measured(case)
+        for at, case in enumerate(cases)
+    ]
+    told = told.replace(",", " out of place,", 1)
+    assert comments(written(outcomes), "# skipped") == [f"# skipped: no room ({told})"]
 
 
 @pytest.mark.parametrize("case", [a_case(n=1), a_case(collective="barrier", op="none", nbytes=0)])

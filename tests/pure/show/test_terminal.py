@@ -1253,6 +1253,22 @@ def test_no_time_left_is_said_in_the_second_pass(
     assert "pass 2 of 2, measuring 40%" in out.getvalue()
 
 
+def test_no_time_left_is_said_between_two_cases_of_the_second_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    status = Status(Console(file=out, width=120), watched=False)
+    status.begin(a_run(), [a_case(), a_case(backend="shm")], [])
+    status.record(*measured(a_case()))
+    status.phase(a_case(), "measuring", 0.4)
+    status.record(*measured(a_case()))
+    now[0] = 14.0
+    Console(file=out, width=120).print(status._view())
+    assert "pass 2 of 2, done: " in out.getvalue() and "left" not in out.getvalue()
+
+
 def test_the_bar_of_a_run_never_falls_back() -> None:
     """The first world's second pass and the start of the next world add nothing to the bar."""
     cases = [a_case(nbytes=8 << power) for power in range(4)]

@@ -266,9 +266,7 @@ def draw_hang(verdict: Judged) -> Figure | None:
         if _describe_lack(front, rank)
     ]
     bars = _make_bars(calls, front.group, zero)
-    caption = _drawn_words(verdict, front, ranks)
-    if any(drawn.is_waiting and drawn.end >= 0 for drawn in calls):
-        caption += " Bars of waiting ranks end when their recordings were last written."
+    caption = f"{_drawn_words(verdict, front, ranks)} {_describe_ends(calls)}"
     timeline = draw_timeline("Who waits for whom", caption, bars, "ms")
     layout = {**timeline.layout, "annotations": notes}
     rows = [f"rank {rank}" for rank in sorted(ranks, reverse=True)]
@@ -278,8 +276,8 @@ def draw_hang(verdict: Judged) -> Figure | None:
 
 
 class _DrawnCall(NamedTuple):
-    """A call of a rank that is drawn, from ``begin`` to ``end`` (ns). A call that hangs ends when
-    its rank's recording was last written. ``end`` is -1 where it is unknown."""
+    """A call of a rank that is drawn, from ``begin`` to ``end`` (ns). A call that hangs ends at the
+    time until which its rank's recording is complete. ``end`` is -1 where it is unknown."""
 
     rank: int
     number: int
@@ -291,7 +289,7 @@ class _DrawnCall(NamedTuple):
 
 def _list_drawn(verdict: Judged, front: Front, ranks: Sequence[int]) -> list[_DrawnCall]:
     """The last calls of a group, of those ranks that are drawn."""
-    written = {rank.rank: rank.written_ns for rank in verdict.trace.ranks}
+    complete = {rank.rank: rank.written_ns for rank in verdict.trace.ranks}
     calls = []
     for meeting in verdict.matches.meetings:
         if meeting.group != front.group or not 0 <= front.number - meeting.number <= DRAWN:
@@ -299,7 +297,7 @@ def _list_drawn(verdict: Judged, front: Front, ranks: Sequence[int]) -> list[_Dr
         for rank, call in meeting.calls.items():
             begin = _begin_time(call)
             is_waiting = meeting.number == front.number and rank in front.waiting
-            end = written[rank] if is_waiting else call.ends_ns
+            end = complete[rank] if is_waiting else call.ends_ns
             end = end if end >= begin + is_waiting else -1
             if rank in ranks and begin >= 0:
                 calls.append(_DrawnCall(rank, meeting.number, call, begin, end, is_waiting))
@@ -309,9 +307,7 @@ def _list_drawn(verdict: Judged, front: Front, ranks: Sequence[int]) -> list[_Dr
 def _make_bars(calls: Sequence[_DrawnCall], group: Group, zero: int) -> dict[str, list[Bar]]:
     """The bars of calls, in ns after ``zero``, by kind. The bar of a call that hangs goes to the
     figure's edge where it is unknown how long its rank has waited."""
-    edge = max(max(drawn.begin, drawn.end) for drawn in calls)
-    if any(drawn.is_waiting and drawn.end < 0 for drawn in calls):
-        edge += max((edge - zero) // 2, 1_000_000)
+    edge = _find_edge(calls, zero)
     bars: dict[str, list[Bar]] = {"communication": [], "waiting": []}
     for rank, number, call, begin, end, is_waiting in calls:
         name, hover = f"{call.kind} #{number}", (describe_call(call, group), call.source)
@@ -324,6 +320,28 @@ def _make_bars(calls: Sequence[_DrawnCall], group: Group, zero: int) -> dict[str
             bar = Bar(rank, "", *when, name, hover, _describe_timing(call, zero))
         bars["waiting" if is_waiting else "communication"].append(bar)
     return bars
+
+
+def _find_edge(calls: Sequence[_DrawnCall], zero: int) -> int:
+    """The time at which the figure ends. Where the ends of all waits are unknown, it leaves them
+    room after the last call; where one is known, no bar is longer for being unknown."""
+    edge = max(max(drawn.begin, drawn.end) for drawn in calls)
+    unknown = [drawn.begin for drawn in calls if drawn.is_waiting and drawn.end < 0]
+    if not unknown:
+        return edge
+    if any(drawn.is_waiting and drawn.end >= 0 for drawn in calls):
+        return max(edge, max(unknown) + (edge - zero) // 100)  # wide enough to be seen
+    return edge + max((edge - zero) // 2, 1_000_000)
+
+
+def _describe_ends(calls: Sequence[_DrawnCall]) -> str:
+    """A sentence on where the bars of those that wait end."""
+    known = {drawn.end >= 0 for drawn in calls if drawn.is_waiting}
+    if True not in known:
+        return "Bars of waiting ranks end at the figure's edge: how long they waited is unknown."
+    unknown = "; where that is unknown, at the figure's edge" * (False in known)
+    until = "at the time until which its recording is complete"
+    return f"The bar of a waiting rank ends {until}{unknown}."
 
 
 def _describe_timing(call: Call, zero: int) -> str:

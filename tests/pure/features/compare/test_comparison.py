@@ -1024,8 +1024,22 @@ def test_launches_that_a_budget_dropped_take_a_longer_one(
 ) -> None:
     side = cut_by_budget(measured, planned)
     dropped = planned - measured
-    left = f"--budget left no time for {dropped} of base and {dropped} of head: " * bool(dropped)
+    count = f"{dropped} launch{'es' * (dropped > 1)} of base and {dropped} of head"
+    left = f"--budget left no time for {count}: " * bool(dropped)
     assert only(compare(side, side)).why.endswith(f" ({left}{advice})")
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "told"),
+    [
+        (3, 0, "3 launches of base"),
+        (0, 1, "1 launch of head"),
+        (1, 2, "1 launch of base and 2 of head"),
+    ],
+)
+def test_only_sides_that_a_budget_cut_short_are_named(base: int, head: int, told: str) -> None:
+    sides = cut_by_budget(4, 4 + base), cut_by_budget(4, 4 + head)
+    assert f"(--budget left no time for {told}: measure each side" in only(compare(*sides)).why
 
 
 def test_many_unpaired_rows_are_confirmed_at_a_stricter_level() -> None:

@@ -3,10 +3,16 @@ they are lost. No processes."""
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
-from collbench.core.errors import RunBroken
+from collbench.cli import main
+from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.run.launch import launched
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Told
 from collbench.run.launch.keeper import Answer, Question
@@ -68,3 +74,34 @@ def test_a_lost_place_answers_nothing(wire: Wire) -> None:
     wire.far.lose(WHY)
     with pytest.raises(RunBroken, match=f"rank 1 on h1 was lost \\({WHY}\\)"):
         wire.far.ask(Question())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        ValueError("planted"),
+        CannotRun("planted"),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
+def test_places_end_with_the_exit_code_of_rank_0(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(main, "print_message", lambda *_: None)
+    monkeypatch.setattr(launched.join, "divert_stdout", lambda: None)
+    monkeypatch.setattr(launched.join, "meet_ranks", lambda *_: None)
+    place = SimpleNamespace(dismiss=codes.append)
+    monkeypatch.setattr(launched, "Launched", lambda *_: place)
+    with (
+        pytest.raises(type(error)),
+        launched.gather_places(TOLD.member, None, tmp_path),
+    ):
+        raise error
+    known = error.exit if isinstance(error, CannotRun) else None
+    if isinstance(error, KeyboardInterrupt):
+        known = Exit.INTERRUPTED
+    assert codes == [known or main._handle_error(error)]  # type: ignore[arg-type]

@@ -296,6 +296,9 @@ def test_a_hang_is_drawn_with_open_ends_and_what_others_lack() -> None:
         b + x for b, x in zip(*(drawn["communication"][k] for k in ("base", "x")), strict=True)
     ]
     assert min(ends) > max(known)
+    assert figure.caption.endswith(
+        " Bars of waiting ranks end at the figure's edge: how long they waited is unknown."
+    )
     lacks = {note["y"]: note["text"] for note in figure.layout["annotations"]}
     assert lacks.keys() == {"rank 2", "rank 3"}
     assert "never called all_reduce #2" in lacks["rank 2"] and "no trace" in lacks["rank 3"]
@@ -306,11 +309,38 @@ def test_a_rank_in_a_call_that_hangs_is_drawn_as_long_as_it_has_waited() -> None
     usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
     found = made(usual, usual, usual[:1], written_ns=NOON + 248_000_000_000)
     figure = hung.draw_hang(judge_trace(found))
-    assert figure and "end when their recordings were last written" in figure.caption
+    assert figure and figure.caption.endswith(
+        " The bar of a waiting rank ends at the time until which its recording is complete."
+    )
     (waiting,) = (data for data in figure.data if data["name"] == "waiting")
     assert waiting["x"] == [61_000.0, 61_000.0]  # ms
     assert waiting["text"] == ["waits in all_reduce #2 for 61.0 s"] * 2
     assert all(hover.endswith("waits for 61.0 s") for hover in waiting["hovertext"])
+
+
+@pytest.mark.parametrize(
+    ("later", "lasts"),
+    [
+        (0, 61_000.0),  # ms: no longer than the wait whose end is known
+        (61, 620.0),  # begun when the other ends: yet wide enough to be seen
+    ],
+)
+def test_a_wait_of_unknown_end_is_drawn_to_the_edge_and_no_further(
+    later: int, lasts: float
+) -> None:
+    begun = {"state": "completed", "issued_ns": NOON + 186_000_000_000}
+    usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
+    late = [usual[0], replace(USUAL[1], issued_ns=USUAL[1].issued_ns + later * 10**9)]
+    found = made(usual, late, usual[:1], written_ns=NOON + 248_000_000_000)
+    whole, cut, lacking = found.ranks
+    found = replace(found, ranks=(whole, replace(cut, written_ns=-1), lacking))
+    figure = hung.draw_hang(judge_trace(found))
+    assert figure and figure.caption.endswith(
+        "recording is complete; where that is unknown, at the figure's edge."
+    )
+    (waiting,) = (data for data in figure.data if data["name"] == "waiting")
+    assert waiting["x"] == [61_000.0, lasts]
+    assert waiting["text"] == ["waits in all_reduce #2 for 61.0 s", "waits in all_reduce #2"]
 
 
 def test_short_calls_are_drawn_wider_and_keep_their_times() -> None:
