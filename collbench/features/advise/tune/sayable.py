@@ -31,12 +31,13 @@ FIRST, OTHERS = (Choice(algorithm="Ring", protocol=name) for name in ("LL", "Sim
 def drop_unsayable(
     field: Field, format: Format, library: Library, backend: str, version: str
 ) -> tuple[Field, list[str]]:
-    """The field without settings that the file has no words for, and notes on these. A series that
-    loses all its settings keeps its default where the file needs to know what the library chooses
+    """The field without settings that the file has no words for, and notes on these. A series
+    without any setting stays with its default where the file needs to know what the library chooses
     there. Raises UsageError where no setting is left, or where the file cannot tell numbers of
     ranks apart."""
+    competing = {series: by_setting for series, by_setting in field.items() if any(by_setting)}
     if not format.by_size:
-        return field, []
+        return competing, []
     blank = Advised(library=library.key, version=version, runs=(), day="", taus=(0.0, 0.0))
     is_by_choice = format.key in BY_CHOICE
     choices = _imagine_choices(field)
@@ -53,7 +54,7 @@ def drop_unsayable(
     refused: dict[str, list[Advice]] = {}
     more_channels: list[str] = []
     first: dict[str, Advice] = {}
-    for series, by_setting in field.items():
+    for series, by_setting in competing.items():
         for env, sizes in by_setting.items():
             row = _make_row(series, env, sizes, library, backend)
             if reason := refuse([row]):

@@ -337,7 +337,7 @@ def test_cells_say_why_nothing_is_proposed() -> None:
     unadvised = propose.list_unadvised(field, medians, [], {}, {}, sizes)
     assert [each.why for each in unadvised] == [propose.SEEMS_SLOW, propose.NOT_TRIED]
     alone = propose.list_unadvised({SERIES: {(): (64, 256)}}, {}, [], {}, {}, sizes)
-    assert [each.why for each in alone] == [propose.NOT_SAYABLE] * 2
+    assert [each.why for each in alone] == [propose.NONE_TO_TRY] * 2
 
 
 @pytest.mark.parametrize(
