@@ -410,7 +410,6 @@ def measure_launches(members: Sequence[Row], files: Sequence[RunFile], terms: Te
             for number in {row.file for row in members}
         )
         tau = file.run.suite.tau(members[0].case, least)
-    chosen = Counter(row.record.chose for row in deciding if row.record.chose)
     return Measured(
         logs={place: fmean(values) for place, values in logs.items()},
         tau=tau,
@@ -418,11 +417,22 @@ def measure_launches(members: Sequence[Row], files: Sequence[RunFile], terms: Te
             dict.fromkeys(flag for row in deciding for flag in row.ungated if flag not in despite)
         ),
         orders=tuple(sorted({describe_adding(row.record.chose) for row in deciding} - {""})),
-        chose=chosen.most_common(1)[0][0] if chosen else None,
+        chose=_find_usual_choice([row.record.chose for row in deciding if row.record.chose]),
         fault=find_fault(members),
         launched=len({find_place(row) for row in members}),
         manner=side.manner,
     )
+
+
+def _find_usual_choice(choices: Sequence[Choice]) -> Choice | None:
+    """What the library chose most often, whether or not it said the number of nodes, and this
+    number as far as all that said one agree. Older runs do not have it."""
+    if not choices:
+        return None
+    votes = Counter(msgspec.structs.replace(choice, nodes=0) for choice in choices)
+    numbers = {choice.nodes for choice in choices if choice.nodes}
+    nodes = numbers.pop() if len(numbers) == 1 else 0
+    return msgspec.structs.replace(votes.most_common(1)[0][0], nodes=nodes)
 
 
 def find_fault(members: Sequence[Row]) -> str:

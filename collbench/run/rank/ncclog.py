@@ -89,9 +89,9 @@ def parse_connections(text: str) -> set[str]:
     return connections
 
 
-def parse_nodes(text: str) -> dict[int, int]:
-    """The number of nodes by that of ranks, of communicators in a piece of NCCL's log."""
-    return {int(n): int(nodes) for n, nodes in _NODES.findall(text)}
+def parse_nodes(text: str) -> set[tuple[int, int]]:
+    """The numbers of ranks and nodes of communicators in a piece of NCCL's log."""
+    return {(int(n), int(nodes)) for n, nodes in _NODES.findall(text)}
 
 
 def _match_name(text: str, names: tuple[str, ...]) -> str:
@@ -113,7 +113,7 @@ class Listener:
     ) -> None:
         self._turn, self.close, self.why_not = turn, close, why_not
         self._connections: set[str] = set()
-        self._nodes: dict[int, int] = {}
+        self._nodes: set[tuple[int, int]] = set()  # with the number of ranks first
 
     def overheard(self, call: Callable[[], object], n: int = 0) -> Choice | None:
         """Make the call of ``n`` ranks, and what it ran; rank 0 of the communicator hears all,
@@ -130,13 +130,19 @@ class Listener:
             protocol=choice.protocol,
             channels=choice.channels,
             transport=self._transport(choice.algorithm),
-            nodes=self._nodes.get(n, 0),
+            nodes=self._count_nodes(n),
         )
         return choice if choice.is_heard else None
 
     def _read_all_along(self, lines: str) -> None:
         self._connections |= parse_connections(lines)
         self._nodes |= parse_nodes(lines)
+
+    def _count_nodes(self, n: int) -> int:
+        """The nodes of the communicators of so many ranks; 0 where these are on different numbers
+        of them, as groups within a host and across hosts are."""
+        numbers = [nodes for ranks, nodes in self._nodes if ranks == n]
+        return numbers[0] if len(numbers) == 1 else 0
 
     def _transport(self, algorithm: str) -> str:
         """The transports of all connections so far, joined by +. With NVLS the GPUs of a node meet

@@ -127,7 +127,7 @@ def refuse_setting(advice: Advice) -> str:
     settable = ("NCCL_ALGO", "NCCL_PROTO", *CHANNELS)
     unknown = [name for name, _ in setting.env if name not in settable]
     if unknown:
-        return f"a tuner cannot set {unknown[0]}, which {advice.name} is about"
+        return f"a tuner cannot set {unknown[0]}"
     return ""
 
 

@@ -13,7 +13,8 @@ from collbench.features.advise.types import Series, Variables
 from collbench.suite.sweep import Axes, Suite
 
 Sizes = tuple[int, ...]
-Field = Mapping[Series, Mapping[Variables, Sizes]]  # who competes in a series, and at which sizes
+# who competes in a series, and at which sizes; (), the default, only where nothing else does
+Field = Mapping[Series, Mapping[Variables, Sizes]]
 
 
 class Joint(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,11 +27,14 @@ class Joint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_settings(library: Library, field: Field) -> list[Joint]:
-    """As few worlds as hold every setting of the field once, each with the first it fits, largest
-    series first. A setting fits where every collective of the world sees its own setting only."""
+    """As few worlds as hold every setting of the field once, but for the default: each with the
+    first it fits, largest series first. A setting fits where every collective of the world sees its
+    own setting only."""
     joints: list[Joint] = []
     for series, sizes_by_setting in sorted(field.items(), key=lambda item: -len(item[1])):
         for setting, sizes in sizes_by_setting.items():
+            if not setting:
+                continue
             joint = Joint(n=series.n, env=setting, sizes={series.collective: sizes})
             for index, other in enumerate(joints):
                 if both := _merge(library, other, joint):

@@ -30,6 +30,7 @@ from collbench.records.types import Choice
 
 SEEMS_SLOW = "nothing seemed faster in short launches"
 NOT_TRIED = "no setting was measured there in time"
+NONE_TO_TRY = "no setting was to be tried there"
 Of = TypeVar("Of")
 Medians = Mapping[Cell, Mapping[Variables, float]]  # (): the default
 Heard = Mapping[Cell, Mapping[Variables, Choice]]  # what the library said that it ran
@@ -186,7 +187,7 @@ def list_unadvised(
             cell = Cell(series._replace(nodes=nodes.get(series.n, 1)), size)
             tried = len(medians.get(Cell(series, size), ())) > 1
             if cell not in covered:
-                why = SEEMS_SLOW if tried else NOT_TRIED
+                why = SEEMS_SLOW if tried else NOT_TRIED if any(field[series]) else NONE_TO_TRY
                 ran = choices.get(Cell(series, size), {}).get(())
                 unadvised.append(Unadvised(cell, why, False, default_ran=ran))
     return unadvised

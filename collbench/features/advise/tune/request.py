@@ -152,7 +152,8 @@ def list_field(
     axes: Axes,
 ) -> Field:
     """Who competes: the settings of ``--env`` where there are any, else those that the library is
-    known for. Raises UsageError where there are none."""
+    known for; the default alone in series in which none of them counts. Raises UsageError where
+    there are none."""
     field: dict[Series, dict[Variables, tuple[int, ...]]] = {}
     sizes = tuple(sorted(axes.sizes))
     for each in series:
@@ -161,9 +162,8 @@ def list_field(
         for setting in known:
             if counting := library.reduce(each.collective, setting):
                 seen.setdefault(counting, setting)
-        if seen:
-            field[each] = dict.fromkeys(seen.values(), sizes)
-    if field:
+        field[each] = dict.fromkeys(seen.values() or [()], sizes)
+    if any(map(any, field.values())):
         return field
     backend = axes.backends[0]
     if envs:

@@ -31,10 +31,13 @@ FIRST, OTHERS = (Choice(algorithm="Ring", protocol=name) for name in ("LL", "Sim
 def drop_unsayable(
     field: Field, format: Format, library: Library, backend: str, version: str
 ) -> tuple[Field, list[str]]:
-    """The field without settings that the file has no words for, and a note on these. Raises
-    UsageError where none is left, or where the file cannot tell numbers of ranks apart."""
+    """The field without settings that the file has no words for, and notes on these. A series
+    without any setting stays with its default where the file needs to know what the library chooses
+    there. Raises UsageError where no setting is left, or where the file cannot tell numbers of
+    ranks apart."""
+    competing = {series: by_setting for series, by_setting in field.items() if any(by_setting)}
     if not format.by_size:
-        return field, []
+        return competing, []
     blank = Advised(library=library.key, version=version, runs=(), day="", taus=(0.0, 0.0))
     is_by_choice = format.key in BY_CHOICE
     choices = _imagine_choices(field)
@@ -48,14 +51,14 @@ def drop_unsayable(
         return format.refuse(replace(blank, rows=tuple(rows)))
 
     sayable: dict[Series, dict[Variables, Sizes]] = {}
-    refused: dict[str, list[str]] = {}
+    refused: dict[str, list[Advice]] = {}
     more_channels: list[str] = []
     first: dict[str, Advice] = {}
-    for series, by_setting in field.items():
+    for series, by_setting in competing.items():
         for env, sizes in by_setting.items():
             row = _make_row(series, env, sizes, library, backend)
             if reason := refuse([row]):
-                refused.setdefault(reason, []).append(f"{row.name} of {series.collective}")
+                refused.setdefault(reason, []).append(row)
                 continue
             if is_by_choice and has_least_channels(row):
                 more_channels.append(row.name)
@@ -71,10 +74,14 @@ def drop_unsayable(
             f"{format.title} can say none of these settings: {next(iter(refused))}",
             "--for words takes any setting",
         )
-    notes = [
-        f"not tried, as the file cannot say it: {_join(names)}: {reason}"
-        for reason, names in refused.items()
-    ]
+    unsaid = "not tried, as the file cannot say it"
+    notes = [f"{unsaid}: {_name_rows(rows)}: {reason}" for reason, rows in refused.items()]
+    if is_by_choice and format.refuse(replace(blank, unadvised=_imagine_choices(sayable))):
+        defaults = _list_lost(field, sayable, format)
+        sayable |= defaults
+        names = _join([series.collective for series in defaults])
+        own = f"the file repeats what {library.title} chooses there"
+        notes.append(f"only the default is measured for {names}: {own}")
     if more_channels:
         notes.append(
             "a tuner can lower the number of channels, not raise it: the file can have"
@@ -90,6 +97,29 @@ def _imagine_choices(field: Field) -> tuple[Unadvised, ...]:
         for series, by_setting in field.items()
         for at, size in enumerate(sorted({size for sizes in by_setting.values() for size in sizes}))
     )
+
+
+def _list_lost(
+    field: Field, sayable: Field, format: Format
+) -> dict[Series, dict[Variables, Sizes]]:
+    """The series of the format's collectives that have no setting left, with their default alone at
+    all sizes that they had."""
+    return {
+        series: {(): tuple(sorted({size for sizes in by_setting.values() for size in sizes}))}
+        for series, by_setting in field.items()
+        if series not in sayable and series.collective in format.collectives
+    }
+
+
+def _name_rows(rows: Sequence[Advice]) -> str:
+    """The settings of rows, each once with its collectives."""
+    collectives: dict[str, list[str]] = {}
+    for row in rows:
+        collectives.setdefault(row.name, []).append(row.series.collective)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, each in collectives.items():
+        names.setdefault(tuple(each), []).append(name)
+    return "; ".join(f"{_join(each)} of {_join(where)}" for where, each in names.items())
 
 
 def _join(names: Sequence[str]) -> str:

@@ -158,6 +158,8 @@ class Screening:
             for series, by_setting in field.items()
             if (series.collective, ()) not in self._banned  # nothing to compare with
         }
+        if not any(any(by_setting) for by_setting in remaining.values()):
+            return {}  # but for defaults, with which nothing competes
         return {series: by_setting for series, by_setting in remaining.items() if by_setting}
 
     def _has_time(self, field: Field, until: float) -> bool:

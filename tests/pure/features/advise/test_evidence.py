@@ -19,7 +19,7 @@ from collbench.features.advise.libraries.other import Other
 from collbench.features.advise.types import Cell, Series, Setting
 from collbench.records.choice import add_names
 from collbench.records.derive import NO_SAMPLE
-from collbench.records.types import End, Pairing, Record, RunFile
+from collbench.records.types import Choice, End, Pairing, Record, RunFile
 from collbench.suite.policy import Policy
 
 RING, TREE = ((ALGORITHM, "ring"),), ((ALGORITHM, "tree"),)
@@ -231,6 +231,25 @@ def test_orders_of_sums_are_read() -> None:
     assert rivals(found)[setting("ring")].orders == ("ring",)
     assert judge_evidence(found).rows
     assert judge_evidence(found, is_same_order=True).rows == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "nodes"), [((0,), 0), ((0, 2), 2), ((2,), 2), ((0, 1, 2), 0), ((1, 2), 0)]
+)
+def test_runs_that_say_no_nodes_are_of_one_choice_with_those_that_do(
+    said: tuple[int, ...], nodes: int
+) -> None:
+    """4 of 10 launches ran Tree, 6 ran Ring and said various numbers of nodes."""
+
+    def choose(line: Record) -> Record:
+        cycle = line.case.cycle
+        if cycle < 4:
+            return msgspec.structs.replace(line, chose=Choice(algorithm="Tree"))
+        choice = Choice(algorithm="Ring", nodes=said[cycle % len(said)])
+        return msgspec.structs.replace(line, chose=choice)
+
+    found = gather_evidence([swept({(): 1.0, RING: 0.8}, change=choose)], Terms())
+    assert rivals(found)[DEFAULT].chose == Choice(algorithm="Ring", nodes=nodes)
 
 
 def test_backends_compete_and_one_is_the_default() -> None:

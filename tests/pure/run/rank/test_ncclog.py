@@ -249,6 +249,10 @@ def test_nodes_are_those_of_a_communicator_of_the_calls_ranks(nccl: Nccl) -> Non
     for n, nodes in ((8, 2), (2, 1), (4, 0)):
         assert listener.overheard(nccl.all_reduce, n) == msgspec.structs.replace(RING, nodes=nodes)
     assert listener.overheard(lambda: None, 8) is None
+    nccl.say("INIT", line.replace("0x5", "0x6").replace("nNodes 2", "nNodes 1"))
+    nccl.say("INIT", line)
+    for n, nodes in ((8, 0), (2, 1)):  # groups of 8 across hosts and within one
+        assert listener.overheard(nccl.all_reduce, n) == msgspec.structs.replace(RING, nodes=nodes)
     listener.close()
 
 

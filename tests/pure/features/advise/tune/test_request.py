@@ -8,17 +8,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from collbench.cli.families import LauncherOptions
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.features.advise.formats import load_formats
 from collbench.features.advise.libraries import load_libraries
-from collbench.features.advise.tune import command, request, trial
+from collbench.features.advise.tune import (
+    command,
+    joining,
+    propose,
+    request,
+    schedule,
+    trial,
+)
 from collbench.features.advise.tune.command import SearchOptions, TuneOptions, tune
 from collbench.features.advise.tune.sayable import drop_unsayable
-from collbench.features.advise.types import Advised, Series, Variables
+from collbench.features.advise.types import Advised, Cell, Series, Variables
 from collbench.machine import cpus
+from collbench.records.types import Choice
 from collbench.suite.sweep import Axes, Suite
 
 SEARCH = {field.name for field in dataclasses.fields(SearchOptions)}
@@ -246,10 +255,74 @@ def test_settings_that_no_tuner_can_set_are_not_tried() -> None:
     threads, ring = (("NCCL_NTHREADS", "512"),), (("NCCL_ALGO", "Ring"),)
     field, notes = ask_tuner(threads, ring)
     assert {env for by_setting in field.values() for env in by_setting} == {ring}
-    assert "a tuner cannot set NCCL_NTHREADS" in notes[0]
+    assert notes == [
+        "not tried, as the file cannot say it: NCCL_NTHREADS=512 of all_reduce, broadcast, reduce"
+        " and 2 more: a tuner cannot set NCCL_NTHREADS"
+    ]
     field, notes = ask_tuner(ring, names=[*TUNED, "all_to_all"])
     assert [series.collective for series in field] == TUNED
     assert "NCCL asks no tuner about all_to_all" in notes[0]
+
+
+def test_settings_that_no_tuner_can_set_are_named_once_with_their_collectives() -> None:
+    some, more = ((("NCCL_NTHREADS", number),) for number in ("256", "512"))
+    ring = (("NCCL_ALGO", "Ring"),)
+    _, (note,) = ask_tuner(some, more, ring, names=["all_reduce", "broadcast"])
+    assert note.endswith(
+        ": NCCL_NTHREADS=256, NCCL_NTHREADS=512 of all_reduce, broadcast:"
+        " a tuner cannot set NCCL_NTHREADS"
+    )
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_a_collective_without_a_setting_is_measured_where_the_file_needs_it(
+    has_threads: bool,
+) -> None:
+    """broadcast and reduce have Ring alone, so that NCCL_ALGO=Ring is no setting of theirs."""
+    library = next(each for each in load_libraries() if each.key == "nccl")
+    threads, ring = (("NCCL_NTHREADS", "256"),), (("NCCL_ALGO", "Ring"),)
+    sizes = tuple(1 << power for power in range(10, 27, 2))
+    axes = Axes(
+        **{"collectives": (*TUNED, "all_to_all"), "sizes": sizes, "ranks": (2,)},
+        **{"backends": ("nccl",), "in_place": (False,)},
+    )
+    series = [Series(name, 2, 1) for name in axes.collectives]
+    envs = (threads, ring) if has_threads else (ring,)
+    asked = request.list_field(series, library, "NCCL 2.27.3", envs, axes)
+    form = load_formats()["nccl"]
+    field, notes = drop_unsayable(asked, form, library, "nccl", "NCCL 2.27.3")
+    assert {each.collective: [*settings] for each, settings in field.items()} == {
+        **{name: [ring] for name in ("all_reduce", "all_gather", "reduce_scatter")},
+        **{name: [()] for name in ("broadcast", "reduce")},
+    }
+    assert "only the default is measured for broadcast, reduce: the file repeats" in notes[-1]
+    (default,) = joining.list_defaults(field)
+    assert default.sizes == dict.fromkeys(TUNED, sizes)
+    assert {name for joint in joining.join_settings(library, field) for name in joint.sizes} == {
+        *("all_reduce", "all_gather", "reduce_scatter")
+    }
+    swept = schedule.list_sizes(field, axes)
+    heard = {
+        Cell(each, size): {(): Choice(algorithm="Ring", protocol="Simple" if at else "LL")}
+        for each, by_size in swept.items()
+        for at, size in enumerate(by_size)
+    }
+    unadvised = propose.list_unadvised(field, {}, [], {}, heard, swept)
+    blank = Advised(library="nccl", version="NCCL 2.27.3", runs=(), day="", taus=(0.1, 0.1))
+    assert form.refuse(msgspec.structs.replace(blank, unadvised=tuple(unadvised))) == ""
+    for key in ("ncclx", "words"):  # these need none
+        field, _ = drop_unsayable(asked, load_formats()[key], library, "nccl", "NCCL 2.27.3")
+        assert all(map(any, field.values()))
+
+
+def test_a_file_that_needs_no_default_leaves_out_what_has_no_setting() -> None:
+    library = next(each for each in load_libraries() if each.key == "nccl")
+    threads, ring = (("NCCL_NTHREADS", "256"),), (("NCCL_ALGO", "Ring"),)
+    sizes = tuple(1 << power for power in range(10, 27, 2))
+    left = Series("all_reduce", 2, 1)
+    field = {left: {ring: sizes}, Series("broadcast", 2, 1): {threads: sizes}}
+    form = load_formats()["ncclx"]
+    assert [*drop_unsayable(field, form, library, "nccl", "NCCL 2.27.3")[0]] == [left]
 
 
 def test_a_number_of_channels_that_nccl_may_not_have_is_told() -> None:

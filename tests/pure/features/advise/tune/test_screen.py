@@ -312,12 +312,32 @@ def test_what_is_proposed_claims_no_launches_and_no_interval(measured: Any) -> N
     assert "inf" not in text and "a side" not in text
 
 
+def test_a_default_that_is_measured_alone_leaves_after_a_round(measured: Any) -> None:
+    alone = SERIES._replace(collective="broadcast")
+    orders = measured(by_setting(ring=700.0, tree=900.0))
+    screening = run(field={SERIES: dict.fromkeys((RING, TREE), SIZES), alone: {(): SIZES}})
+    cases = [each.suite.expand()[0] for each in orders]
+    envs = [{case.env for case in each if case.collective == "broadcast"} for each in cases]
+    assert envs[0] == {()} and envs[-1] == set()
+    assert all(screening.times[Cell(alone, size)].keys() == {()} for size in SIZES)
+    assert proposed(screening) == [("ring", [*SIZES])]
+
+
+def test_defaults_with_which_nothing_competes_end_the_search(measured: Any) -> None:
+    alone = SERIES._replace(collective="broadcast")
+    orders = measured(by_setting(ring="wrong"))
+    run(field={SERIES: {RING: SIZES}, alone: {(): SIZES}})
+    assert len(orders) == 1
+
+
 def test_cells_say_why_nothing_is_proposed() -> None:
-    field = {SERIES: {RING: (64, 256)}}
+    field: dict[Series, dict[Variables, tuple[int, ...]]] = {SERIES: {RING: (64, 256)}}
     medians: dict[Cell, dict[Variables, float]] = {Cell(SERIES, 64): {(): 1.0, RING: 1.0}}
     sizes = {SERIES: {64: 64, 256: 256}}
     unadvised = propose.list_unadvised(field, medians, [], {}, {}, sizes)
     assert [each.why for each in unadvised] == [propose.SEEMS_SLOW, propose.NOT_TRIED]
+    alone = propose.list_unadvised({SERIES: {(): (64, 256)}}, {}, [], {}, {}, sizes)
+    assert [each.why for each in alone] == [propose.NONE_TO_TRY] * 2
 
 
 @pytest.mark.parametrize(
