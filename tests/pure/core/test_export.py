@@ -491,6 +491,7 @@ def test_command_writes_what_was_asked_for(
             continue
         write(form, tmp_path / form)
         assert (tmp_path / form).read_text() == render(schedule, 1024)
+        assert capsys.readouterr().out.startswith(f"wrote {tmp_path / form} (")
     write("goal")
     assert capsys.readouterr().out == export.write_goal(schedule, 1024)
     with pytest.raises(UsageError, match="--to 'xml' is unknown"):

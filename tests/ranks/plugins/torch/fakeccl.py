@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 
-def waited() -> None:
+def waited(device: torch.device) -> None:
     with Path(os.environ["FAKECCL_LOG"]).open("a") as log:
         log.write("waited\n")
 
