@@ -182,7 +182,7 @@ class Status(Gathered):
     def phase(self, case: Case, phase: str, fraction: float) -> None:
         is_second = case in self._recorded
         self._now = Doing(case, phase, max(0.0, fraction), is_second)
-        self._advance(0.0 if is_second else fraction)
+        self._update_achieved(0.0 if is_second else fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
 
@@ -213,9 +213,9 @@ class Status(Gathered):
         super().record(record, row)
         self._now = Doing(record.case, "done", 0.0, record.case in self._recorded)
         self._recorded.add(record.case)
-        self._advance(0.0)
+        self._update_achieved(0.0)
 
-    def _advance(self, share: float) -> None:
+    def _update_achieved(self, share: float) -> None:
         """Take in that the cases that have arrived are done, and ``share`` of another."""
         self._achieved = max(self._achieved, min(len(self.cases), len(self.arrived) + share))
 

@@ -94,8 +94,8 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     where the file ends before its end. ``lost_numbers`` are those of lost calls by group, as far as
     they are told, -1 for a message. ``reached`` are the numbers of the last collectives of a
     group that were called, begun and completed. ``only_active``: calls that completed are not in
-    it. ``fake``: the rank's GPU was a fake, whose times mean nothing. ``written_ns`` is until when
-    the recording is complete, which may be before it was last written: nobody had seen the end of
+    it. ``fake``: the rank's GPU was a fake, whose times mean nothing. The recording is complete
+    until ``complete_until_ns``, which may be before it was last written: nobody had seen the end of
     calls without one by then."""
 
     rank: Whole
@@ -117,7 +117,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     reached: dict[str, tuple[Known, Known, Known]] = {}
     only_active: bool = False
     fake: bool = False
-    written_ns: Known = -1
+    complete_until_ns: Known = -1
 
 
 class Unread(msgspec.Struct, frozen=True):

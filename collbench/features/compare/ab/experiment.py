@@ -183,12 +183,9 @@ class Experiment:
         self._ledger = Ledger()
         self._done = {1: 0, 2: 0}  # rounds of each stage
         self._sides: dict[SideName, _Side] = {}
-        self._shortfall = ""
-
-    @property
-    def shortfall(self) -> str:
-        """The reason why rounds ended though rows have no verdict, where that is the budget."""
-        return self._shortfall
+        self.shortfall = (
+            ""  # why rounds ended though rows have no verdict, where that is the budget
+        )
 
     @property
     def name(self) -> str:
@@ -287,7 +284,7 @@ class Experiment:
             if not self._go_on(again, others, verdicts, fewest):
                 fresh = {row.key for row in others}
                 dropped = {row.key for row in suspected if row not in again}
-                self._shortfall = self._describe_shortfall(fresh, dropped, verdicts, fewest)
+                self.shortfall = self._describe_shortfall(fresh, dropped, verdicts, fewest)
                 return
 
     def _go_on(
@@ -329,7 +326,7 @@ class Experiment:
         lacking = {key: pairs for key, pairs in lacking.items() if 0 < pairs < math.inf}
         if not (self._budget and lacking):
             return ""
-        cost, time_left = self._ledger.cost, self._time_left()
+        cost, time_left = self._ledger.sum_seconds, self._time_left()
         pairs = {key: max(number, fewest * (key in dropped)) for key, number in lacking.items()}
         confirming = {key: fewest * self._ledger.seconds([key]) * (key in fresh) for key in pairs}
         least = min(pairs, key=lambda key: cost({key: pairs[key]}) + confirming[key])

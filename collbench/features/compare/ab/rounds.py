@@ -113,9 +113,9 @@ class Ledger:
 
     def seconds(self, keys: Iterable[str]) -> float:
         """The seconds that a round of these rows takes, by the last ones."""
-        return self.cost(dict.fromkeys(keys, 1.0))
+        return self.sum_seconds(dict.fromkeys(keys, 1.0))
 
-    def cost(self, pairs: Mapping[str, float]) -> float:
+    def sum_seconds(self, pairs: Mapping[str, float]) -> float:
         """Seconds of so many pairs of each row: a world has as many as the row that has most."""
         most: defaultdict[object, float] = defaultdict(float)
         for key, number in pairs.items():
@@ -140,9 +140,9 @@ class Ledger:
         as much. Those that nothing bounds yet are left out."""
         open_ = {key: number for key, number in lacking.items() if 0 < number < math.inf}
         chosen: dict[str, float] = {}
-        for key in sorted(open_, key=lambda key: self.cost({key: open_[key]})):
+        for key in sorted(open_, key=lambda key: self.sum_seconds({key: open_[key]})):
             more = {**chosen, key: open_[key]}
-            if self.cost(more) > time_left * (1.0 if chosen else HOPE):
+            if self.sum_seconds(more) > time_left * (1.0 if chosen else HOPE):
                 break
             chosen = more
         return chosen if self.seconds(chosen) < time_left else ()

@@ -358,7 +358,9 @@ class _Reader:
             "source": str(self._path),
             "cut": self.cut,
             "fake": self.head.fake or any(note.fake for note in self._notes),
-            "written_ns": max((note.until or note.ended or -1 for note in self._notes), default=-1),
+            "complete_until_ns": max(
+                (note.until or note.ended or -1 for note in self._notes), default=-1
+            ),
         }
         return RankTrace(**about)
 

@@ -289,7 +289,7 @@ class _DrawnCall(NamedTuple):
 
 def _list_drawn(verdict: Judged, front: Front, ranks: Sequence[int]) -> list[_DrawnCall]:
     """The last calls of a group, of those ranks that are drawn."""
-    complete = {rank.rank: rank.written_ns for rank in verdict.trace.ranks}
+    complete = {rank.rank: rank.complete_until_ns for rank in verdict.trace.ranks}
     calls = []
     for meeting in verdict.matches.meetings:
         if meeting.group != front.group or not 0 <= front.number - meeting.number <= DRAWN:

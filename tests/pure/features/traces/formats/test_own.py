@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         lost=(Lost("sparse", 2, 64),),
         source=str(path),
         until=0,
-        written_ns=300,
+        complete_until_ns=300,
     )
 
 
@@ -248,7 +248,7 @@ def test_a_message_that_may_have_ended_long_before_it_was_waited_for_is_told(
 def test_a_call_that_the_job_was_in_when_it_was_killed_is_told(tmp_path: Path) -> None:
     found = own.read_rank(written(tmp_path, BEGUN, Note(until=250), Note(until=270)))
     assert [call.state for call in found.calls] == ["started"]
-    assert (found.until, found.written_ns) == (270, 270)
+    assert (found.until, found.complete_until_ns) == (270, 270)
 
 
 def test_a_trace_that_has_lost_calls_accuses_nobody(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_hang_is_drawn_with_open_ends_and_what_others_lack() -> None:
 def test_a_rank_in_a_call_that_hangs_is_drawn_as_long_as_it_has_waited() -> None:
     begun = {"state": "completed", "issued_ns": NOON + 186_000_000_000}
     usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
-    found = made(usual, usual, usual[:1], written_ns=NOON + 248_000_000_000)
+    found = made(usual, usual, usual[:1], complete_until_ns=NOON + 248_000_000_000)
     figure = hung.draw_hang(judge_trace(found))
     assert figure and figure.caption.endswith(
         " The bar of a waiting rank ends at the time until which its recording is complete."
@@ -331,9 +331,9 @@ def test_a_wait_of_unknown_end_is_drawn_to_the_edge_and_no_further(
     begun = {"state": "completed", "issued_ns": NOON + 186_000_000_000}
     usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
     late = [usual[0], replace(USUAL[1], issued_ns=USUAL[1].issued_ns + later * 10**9)]
-    found = made(usual, late, usual[:1], written_ns=NOON + 248_000_000_000)
+    found = made(usual, late, usual[:1], complete_until_ns=NOON + 248_000_000_000)
     whole, cut, lacking = found.ranks
-    found = replace(found, ranks=(whole, replace(cut, written_ns=-1), lacking))
+    found = replace(found, ranks=(whole, replace(cut, complete_until_ns=-1), lacking))
     figure = hung.draw_hang(judge_trace(found))
     assert figure and figure.caption.endswith(
         "recording is complete; where that is unknown, at the figure's edge."
@@ -346,7 +346,7 @@ def test_a_wait_of_unknown_end_is_drawn_to_the_edge_and_no_further(
 def test_short_calls_are_drawn_wider_and_keep_their_times() -> None:
     begin = NOON + 186_000_000_000
     short = replace(USUAL[0], issued_ns=begin, begins_ns=begin, ends_ns=begin + 2_000_000)
-    found = made([short, USUAL[1]], [short], written_ns=NOON + 248_000_000_000)
+    found = made([short, USUAL[1]], [short], complete_until_ns=NOON + 248_000_000_000)
     figure = hung.draw_hang(judge_trace(found))
     assert figure
     (done,) = (data for data in figure.data if data["name"] == "communication")
