@@ -1,4 +1,5 @@
-"""The model's constants from recorded runs: ``T = A alpha + n B beta + n G gamma``.
+"""The model's constants from recorded runs: ``T = A alpha + s B beta + s G gamma``
+for s bytes.
 
 A, B and G are exact counts of the algorithm (``simulate.count_costs``), or the lower bound's for a
 library's own choice, with B as many times that as more was counted than it needs. Nanoseconds and
