@@ -1,12 +1,12 @@
 # Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install
-# (TORCH='torch==2.8.*' for a driver of CUDA 12; plain torch is constraints.txt's), TORCH_INDEX where
+# (TORCH='torch==2.10.*' for a driver of CUDA 12; plain torch is constraints.txt's), TORCH_INDEX where
 # it comes from, if not PyPI (https://download.pytorch.org/whl/cu126). Another of either installs anew.
 # PyPI's torch is for CUDA: without a GPU the build for CPUs is taken from CPU_INDEX, where it answers.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch
 TORCH_INDEX ?=
-CPU_INDEX ?= $(if $(TORCH_INDEX)$(wildcard /dev/nvidia0 /dev/kfd),,https://download.pytorch.org/whl/cpu)
+CPU_INDEX ?= $(if $(TORCH_INDEX)$(wildcard /dev/nvidia[0-9]* /dev/kfd),,https://download.pytorch.org/whl/cpu)
 BIN = $(VENV)/bin
 OUT ?= out
 CONSTRAINTS = $(VENV)/constraints.txt

@@ -183,8 +183,14 @@ def _check_nccl() -> Iterator[Finding]:
     from collbench.run.backends import _cuda
 
     version = _cuda.nccl_version()
-    usable = torch.cuda.is_available()
-    state = ("yes", "") if usable else ("no", ", but torch sees no usable GPU, see above")
+    state = ("yes", "")
+    if not torch.cuda.is_available():
+        state = ("no", ", but torch sees no usable GPU, see above")
+    else:
+        try:
+            _cuda.require_nvml(_cuda.library_name())
+        except CannotRun as e:
+            state = ("no", f": {e.message}: {e.hint}")
     yield Finding(
         "nccl", state[0], f"{_cuda.library_name()} {_cuda.format_version(version)}{state[1]}"
     )

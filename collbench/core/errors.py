@@ -20,17 +20,29 @@ class Exit(IntEnum):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something; its type where none does."""
-    lines = (line for line in str(error).splitlines() if line.strip(" -=\t"))
-    return next(lines, type(error).__name__)
+    """The first line of an error's message that says something; its type where none does. Behind
+    it stands what NCCL called its last error, which says more than torch's line."""
+    message, _, cause = str(error).partition("\nLast error:")
+    found = [
+        next((line for line in text.splitlines() if line.strip(" -=\t")), "")
+        for text in (message, cause)
+    ]
+    return ": ".join(line.strip() for line in found if line) or type(error).__name__
+
+
+PEER_IS_GONE = (  # the words of Gloo and sockets, then those of NCCL and RCCL
+    "closed by peer",
+    "connection reset",
+    "broken pipe",
+    "closed by remote peer",
+    "remote process exited or there was a network error",
+)
 
 
 def says_peer_is_gone(message: str) -> bool:
-    """Whether a library's error only reports that another process went away."""
-    return any(
-        phrase in message.lower()
-        for phrase in ("closed by peer", "connection reset", "broken pipe")
-    )
+    """Whether a library's error only reports that another process went away, or cannot be
+    reached."""
+    return any(phrase in message.lower() for phrase in PEER_IS_GONE)
 
 
 class CollbenchError(Exception):

@@ -35,7 +35,7 @@ def is_fake(name: str) -> bool:
 
 
 # the last torch on PyPI for the CUDA of a driver, by its major version
-TORCH_FOR = {12: "torch==2.8.*"}
+TORCH_FOR = {12: "torch==2.10.*"}
 
 
 def driver_cuda() -> str | None:

@@ -134,5 +134,7 @@ class Patience {
 // Of libcudart: run `work` (a fake::Work*, copied) when the stream's earlier work is done, or add it
 // to the graph that the stream is capturing. Returns CUDA's error where the stream's GPU is lost.
 extern "C" int fake_enqueue(void* stream, const void* work);
+// Whether the stream is capturing a graph.
+extern "C" bool fake_is_capturing(void* stream);
 // The physical number of the calling thread's current device.
 extern "C" int fake_current_gpu();

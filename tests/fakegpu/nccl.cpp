@@ -142,8 +142,12 @@ void trace(const std::vector<Call>& calls) {
   fprintf(stderr, "[fake NCCL]%s\n", names.c_str());
 }
 
+// One copy is of the communicator's handle, and one of each graph that has a call of it.
+using Holders = std::shared_ptr<int>;
+
 struct Pending {
   std::shared_ptr<Communicator> comm;
+  Holders holders;
   void* stream;
   Call call;
 };
@@ -166,7 +170,8 @@ int issue_pending() {
                                 "a fault was planted: a call to the system failed");
     log_connection(*comm);
     trace(calls);
-    fake::Work work = [comm, calls] { execute(*comm, calls); };
+    Holders held = fake_is_capturing(key.second) ? batch[0].holders : nullptr;
+    fake::Work work = [comm, calls, held] { execute(*comm, calls); };
     if (fake_enqueue(key.second, &work))
       return comm->error = fail(comm->device, CUDA_ERROR, "Cuda failure: GPU %d is lost", comm->gpu);
   }
@@ -177,6 +182,7 @@ int issue_pending() {
 
 struct ncclComm {
   std::shared_ptr<Communicator> state;  // work that is still on a stream keeps it, too
+  Holders holders = std::make_shared<int>();
 };
 
 struct ncclUniqueId {
@@ -194,7 +200,7 @@ int add(ncclComm_t handle, void* stream, const Call& call) {
     return fail(comm.device, INVALID_ARGUMENT, "rank %d is none of the %d ranks", call.peer,
                 comm.n);
   if (call.count == 0 && !call.is_message()) return SUCCESS;
-  pending.push_back({handle->state, stream, call});
+  pending.push_back({handle->state, handle->holders, stream, call});
   return group_depth ? SUCCESS : issue_pending();
 }
 
@@ -268,6 +274,8 @@ int join(const std::string& name, int rank, int n, ncclComm_t* into) {
   int device = 0, gpu = fake_current_gpu();
   if (cudaGetDevice(&device) || fake::is_lost(gpu))
     return fail(device, CUDA_ERROR, "Cuda failure: GPU %d is lost", gpu);
+  if (!dlopen("libnvidia-ml.so.1", RTLD_LAZY))
+    return fail(device, SYSTEM_ERROR, "Failed to open libnvidia-ml.so.1");
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
   Shared* shared = map_shared(name);
   if (!shared)
@@ -373,7 +381,13 @@ int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* into, void*) 
 
 int ncclCommFinalize(ncclComm_t) { return SUCCESS; }
 
-int ncclCommDestroy(ncclComm_t comm) { return delete comm, SUCCESS; }
+// As NCCL does, wait until no graph holds a call: for ever, where one is kept.
+int ncclCommDestroy(ncclComm_t comm) {
+  if (comm && comm->holders.use_count() > 1)
+    fprintf(stderr, "[fake NCCL] a graph holds a call of a communicator that is destroyed\n");
+  for (fake::Patience patience; comm && comm->holders.use_count() > 1;) patience.pause();
+  return delete comm, SUCCESS;
+}
 
 // The handle is kept: another thread may be about to use it.
 int ncclCommAbort(ncclComm_t comm) {

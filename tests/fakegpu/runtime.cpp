@@ -229,6 +229,8 @@ cudaError_t reserve(int device, size_t bytes) {
 
 extern "C" int fake_enqueue(void* stream, const void* work) { return enqueue(stream, *(const Work*)work); }
 
+extern "C" bool fake_is_capturing(void* stream) { return stream_of((cudaStream_t)stream)->capturing; }
+
 extern "C" int fake_current_gpu() { return physical(current); }
 
 extern "C" int fake_find_allocation(const void* pointer, void** base, size_t* bytes) {

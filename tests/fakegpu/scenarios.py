@@ -187,7 +187,7 @@ RUNS = (
     Scenario(
         "--share-gpu of symm",
         f"collbench all_reduce --share-gpu --backend symm --algo ring --sizes 64K -g 2 {COUNTED}",
-        ("Out of bounds values : 0 OK",),
+        ("Out of bounds values : 0 OK", "(?i)shared-gpu"),
         gpus=1,
         long=True,
     ),
@@ -566,10 +566,17 @@ FAULTS = (
         "no NVML",
         f"collbench all_reduce --backend symm,nccl --algo native,ring --sizes 64 -g 2 {COUNTED}"
         " --format csv",
-        (r"all_reduce,nccl,.*,ok", "symm,.*,skipped,.*NVML"),
+        ("NCCL needs NVML", "symm.* needs NVML"),
+        exit=5,
         FAKE_NO_NVML="1",
     ),
-    faulty("no NVML, doctor", "collbench doctor", ("Fake H100",), FAKE_NO_NVML="1", long=True),
+    faulty(
+        "no NVML, doctor",
+        "collbench doctor",
+        ("Fake H100", "nccl +no .*NCCL needs NVML"),
+        FAKE_NO_NVML="1",
+        long=True,
+    ),
     faulty(
         "no C compiler",
         f"{WITHOUT_COMPILER} collbench all_reduce --backend symm,nccl --algo native,ring"

@@ -25,10 +25,9 @@ const std::map<std::string, elements::Type> TYPES = {
 };
 
 const std::map<std::string, elements::Reduction> REDUCTIONS = {
-    {"None", elements::Reduction::sum},     {"_sum", elements::Reduction::sum},
-    {"_product", elements::Reduction::prod}, {"_least", elements::Reduction::min},
-    {"_greatest", elements::Reduction::max}, {"_and", elements::Reduction::band},
-    {"_or", elements::Reduction::bor},       {"_xor", elements::Reduction::bxor},
+    {"none", elements::Reduction::sum}, {"sum", elements::Reduction::sum},   {"avg", elements::Reduction::sum},
+    {"prod", elements::Reduction::prod}, {"min", elements::Reduction::min},   {"max", elements::Reduction::max},
+    {"band", elements::Reduction::band}, {"bor", elements::Reduction::bor},   {"bxor", elements::Reduction::bxor},
 };
 
 // One launch, as its blocks see it; the order of the members is that of the kernel's parameters.
@@ -150,7 +149,7 @@ Kernel::Kernel(const std::string& description) : description_(description) {
     if (size_t equals = word.find('='); equals != std::string::npos)
       values[word.substr(0, equals)] = word.substr(equals + 1);
   auto kind = TYPES.find(values["kind"]);
-  auto reduction = REDUCTIONS.find(values["combine"]);
+  auto reduction = REDUCTIONS.find(values["op"]);
   if (kind == TYPES.end() || reduction == REDUCTIONS.end()) return;
   kind_ = kind->second;
   reduction_ = reduction->second;

@@ -8,7 +8,7 @@ namespace walk {
 
 class Kernel {
  public:
-  // "walk combine=_sum kind=fp32 wide=fp32 packed=1": what it was specialised for.
+  // "walk op=sum kind=fp32 wide=fp32 packed=1": what it was specialised for.
   explicit Kernel(const std::string& description);
 
   bool is_known() const { return known_; }

@@ -314,7 +314,7 @@ def test_a_torch_too_new_for_the_driver_is_named_with_both_versions(
     monkeypatch.setattr(nvml, "driver_cuda", lambda: "12.4")
     reason, hint = gpu.missing().splitlines()
     assert reason == f"torch {torch.__version__} is built for CUDA 13.0, the driver runs 12.4"
-    assert "make gpu-check TORCH='torch==2.8.*'" in hint
+    assert "make gpu-check TORCH='torch==2.10.*'" in hint
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert gpu.missing() == ""
 
@@ -347,7 +347,7 @@ def make(*arguments: str) -> str:
 def test_make_installs_the_torch_that_is_named_from_the_index_that_is_named(
     tmp_path: Path,
 ) -> None:
-    torch_, index = "torch==2.8.*", "https://example.org/cu126"
+    torch_, index = "torch==2.10.*", "https://example.org/cu126"
     printed = make("-n", "venv", f"VENV={tmp_path}", f"TORCH={torch_}", f"TORCH_INDEX={index}")
     assert f"--index-url {index} '{torch_}'" in printed
     assert printed.count("--index-url") == 1
@@ -362,7 +362,7 @@ def test_make_tries_the_build_for_cpus_first_where_it_is_told_to(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("torch_", "pinned"), [("torch", True), ("torch==2.8.*", False), ("torch>=2.9", False)]
+    ("torch_", "pinned"), [("torch", True), ("torch==2.10.*", False), ("torch>=2.9", False)]
 )
 def test_a_torch_that_is_named_is_held_to_no_other_version(
     tmp_path: Path, torch_: str, pinned: bool
@@ -380,9 +380,9 @@ def test_make_installs_anew_only_where_another_torch_is_named(tmp_path: Path) ->
     stamp.parent.mkdir()
     stamp.touch()
     assert "pip install" not in make("venv", f"VENV={tmp_path}")
-    make(str(made), f"VENV={tmp_path}", "TORCH=torch==2.8.*")
+    make(str(made), f"VENV={tmp_path}", "TORCH=torch==2.10.*")
     os.utime(stamp, ns=(made.stat().st_mtime_ns - 1, made.stat().st_mtime_ns - 1))
-    assert "pip install" in make("-n", "venv", f"VENV={tmp_path}", "TORCH=torch==2.8.*")
+    assert "pip install" in make("-n", "venv", f"VENV={tmp_path}", "TORCH=torch==2.10.*")
 
 
 def test_programs_that_take_too_long_are_given_up(gpu: ModuleType, tmp_path: Path) -> None:

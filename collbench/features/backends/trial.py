@@ -160,6 +160,7 @@ class ContractTrial:
             rig.run()
             able = True
         except REFUSALS:
+            self._bench.backend.finish()  # raises where the device is broken
             able = False
         return all(self._control.collect(able))
 

@@ -363,6 +363,7 @@ class OrderTrial:
             try:
                 call.issue()
             except REFUSALS as e:
+                self._bench.backend.finish()  # raises where the device is broken
                 reason = first_line(e)
         reasons = self._bench.control.collect(reason)
         if any(reasons) and not all(reasons):

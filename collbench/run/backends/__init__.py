@@ -143,7 +143,8 @@ class Backend(Protocol):
 
     def finish(self) -> None:
         """Wait until the device has done all that was issued; nothing to do where calls return when
-        they are done."""
+        they are done. Raises what a call could not: once where the library refused it, again where
+        the device can do no more."""
 
     def close(self) -> None:
         """Leave the world, or as much of it as was opened where ``open`` raised CannotRun."""

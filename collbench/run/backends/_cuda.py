@@ -76,8 +76,12 @@ def choose_seat(
     version = nccl_version() if gpu_count else (0, 0)
     host_name, name = environment.host_name(), ""
     if gpu_count:  # containers of one machine may have host names of their own
-        uuid = torch.cuda.get_device_properties(local_rank % gpu_count).uuid
-        name = f"{environment.boot_id() or host_name} {uuid}"
+        index = local_rank % gpu_count
+        device = torch.cuda.get_device_properties(index).uuid
+        if of_nccl and not torch.version.hip:
+            # it goes by PCI addresses, of which a GPU's MIG instances have one
+            device = gpu.pci_address(torch.device("cuda", index)) or device
+        name = f"{environment.boot_id() or host_name} {device}"
     everyone = control.collect([host_name, name, version, *missing_gpu()])
     for host, _, _, reason, hint in everyone:
         if reason:
@@ -107,11 +111,13 @@ def choose_seat(
     how = ""
     most = max(Counter(name for _, name, *_ in everyone).values())
     if crowded:
-        how = f", up to {most} ranks a GPU" + " by turns" * (not _has_mps())
+        how = f", up to {most} ranks a GPU" + " by turns" * (not has_mps())
     if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        # which 2.30 turns off only by what it finds of the last pair of ranks
+        switch = os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
-        how += f", NCCL_MAX_CTAS={limit}"
+        how += f", NCCL_MAX_CTAS={limit}, NCCL_NVLS_ENABLE={switch}"
     return Seat(torch.device("cuda", local_rank % gpu_count), most, how)
 
 
@@ -125,22 +131,23 @@ def settle_stream(device: torch.device, control: Control, pin: bool) -> Cuda:
     return Cuda(device)
 
 
-def _has_mps() -> bool:
+def has_mps() -> bool:
     """Whether NVIDIA's MPS lets several processes work on a GPU at once; else they take slices of
     its time, of milliseconds."""
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
 
 
-def require_nvml() -> None:
-    """Raise CannotRun where NVIDIA's management library cannot be loaded: torch asks it for the
-    fabric of symmetric memory, and without it ends the process by SIGSEGV (torch 2.14)."""
+def require_nvml(what: str = "torch's symmetric memory") -> None:
+    """Raise CannotRun where NVIDIA's management library cannot be loaded, which ``what`` needs.
+    NCCL asks it for its GPU, and fails; torch for the fabric of symmetric memory, and without it
+    ends the process by SIGSEGV (torch 2.14)."""
     if torch.version.hip:
         return
     try:
         ctypes.CDLL(NVML)
     except OSError as e:
         raise CannotRun(
-            f"torch's symmetric memory needs NVML, and {NVML} cannot be loaded",
+            f"{what} needs NVML, and {NVML} cannot be loaded",
             "set NVIDIA_DRIVER_CAPABILITIES=compute,utility in a container",
         ) from e
 

@@ -104,52 +104,6 @@ _POLL_GPU, _POLL_SYS, _PUSH_GPU, _PUSH_SYS = (
 )
 
 
-@triton.jit
-def _sum(a, b):
-    return a + b
-
-
-@triton.jit
-def _product(a, b):
-    return a * b
-
-
-@triton.jit
-def _least(a, b):
-    return tl.minimum(a, b)
-
-
-@triton.jit
-def _greatest(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _and(a, b):
-    return a & b
-
-
-@triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
-def _xor(a, b):
-    return a ^ b
-
-
-COMBINE = {
-    "none": None,
-    "sum": _sum,
-    "avg": _sum,
-    "prod": _product,
-    "min": _least,
-    "max": _greatest,
-    "band": _and,
-    "bor": _or,
-    "bxor": _xor,
-}
 TYPES = {
     "int8": tl.int8,
     "uint8": tl.uint8,
@@ -297,8 +251,25 @@ def _pointer(operand, bases, kind: tl.constexpr, aligned: tl.constexpr):
 
 
 @triton.jit
-def _combined(a, b, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexpr):
-    return combine(a.to(work), b.to(work)).to(kind)
+def _combined(a, b, op: tl.constexpr, kind: tl.constexpr, work: tl.constexpr):
+    first = a.to(work)
+    second = b.to(work)
+    if op == "prod":
+        result = first * second
+    elif op == "min":
+        result = tl.minimum(first, second)
+    elif op == "max":
+        result = tl.maximum(first, second)
+    elif op == "band":
+        result = first & second
+    elif op == "bor":
+        result = first | second
+    elif op == "bxor":
+        result = first ^ second
+    else:
+        tl.static_assert((op == "sum") | (op == "avg"))
+        result = first + second
+    return result.to(kind)
 
 
 @triton.jit
@@ -306,7 +277,7 @@ def _move(
     at,
     terms,
     bases,
-    combine: tl.constexpr,
+    op: tl.constexpr,
     kind: tl.constexpr,
     work: tl.constexpr,
     block: tl.constexpr,
@@ -320,7 +291,7 @@ def _move(
     length = tl.multiple_of(tl.load(at + 1), grain * packed) // packed
     target = _pointer(at + 2, bases, kind, aligned)
     first = _pointer(at + 4, bases, kind, aligned)
-    if combine is not None:
+    if op != "none":
         second = _pointer(at + 2 * tl.minimum(3, terms + 1), bases, kind, aligned)
     lane = tl.arange(0, block)
     if terms == 1:
@@ -331,7 +302,7 @@ def _move(
                 tl.load(first + spot, mask=spot < length, cache_modifier=".cg"),
                 mask=spot < length,
             )
-    elif combine is not None:
+    elif op != "none":
         for begin in range(0, length, block):
             spot = begin + lane
             total = tl.load(first + spot, mask=spot < length, cache_modifier=".cg")
@@ -340,11 +311,9 @@ def _move(
             for term in range(2, terms):
                 later = tl.load(pointer + spot, mask=spot < length, cache_modifier=".cg")
                 pointer = _pointer(at + 2 * tl.minimum(term + 3, terms + 1), bases, kind, aligned)
-                total = _combined(total, ahead, combine, kind, work)
+                total = _combined(total, ahead, op, kind, work)
                 ahead = later
-            tl.store(
-                target + spot, _combined(total, ahead, combine, kind, work), mask=spot < length
-            )
+            tl.store(target + spot, _combined(total, ahead, op, kind, work), mask=spot < length)
 
 
 @triton.jit
@@ -380,9 +349,9 @@ def _worked(
     at,
     opcode,
     flag,
-    length,
+    size,
     bases,
-    combine: tl.constexpr,
+    op: tl.constexpr,
     kind: tl.constexpr,
     wide: tl.constexpr,
     work: tl.constexpr,
@@ -393,11 +362,11 @@ def _worked(
 ):
     """A MOVE or a DIVIDE, in wide words where its flag says so."""
     if opcode == _MOVE:
-        terms = length // 2 - 2
+        terms = size // 2 - 2
         if flag != 0:
-            _move(at, terms, bases, combine, wide, work, block, 16, grain, packed)
+            _move(at, terms, bases, op, wide, work, block, 16, grain, packed)
         else:
-            _move(at, terms, bases, combine, kind, work, narrow, 1, 1, 1)
+            _move(at, terms, bases, op, kind, work, narrow, 1, 1, 1)
     elif flag != 0:
         _divide(at, bases, kind, work, block, 16, grain)
     else:
@@ -412,7 +381,7 @@ def walk(
     report,
     first,
     limit,
-    combine: tl.constexpr,
+    op: tl.constexpr,
     kind: tl.constexpr,
     wide: tl.constexpr,
     work: tl.constexpr,
@@ -425,9 +394,9 @@ def walk(
 ):
     """Takes one channel (the grid's first axis) of one rank (the second, from ``first`` on) through
     its instructions. ``claim`` (int32) is 0 until a block has given up, ``report`` where it says
-    why. Elements are of type ``kind``, combined as ``work``. Where all is on 16 bytes, which are
-    ``grain`` elements, ``packed`` of them move as one of type ``wide``, ``block`` of these at once,
-    else ``narrow`` at once, as more would take more registers than there are.
+    why. Elements are of type ``kind``, combined by ``op`` as ``work``. Where all is on 16
+    bytes, which are ``grain`` elements, ``packed`` of them move as one of type ``wide``, ``block``
+    of these at once, else ``narrow`` at once, as more would take more registers than there are.
     """
     channel, rank = tl.program_id(0), first + tl.program_id(1)
     at = tape + tl.load(tape + 1 + tl.program_id(1) * tl.num_programs(0) + channel)
@@ -437,33 +406,24 @@ def walk(
     head = tl.load(at.to(tl.pointer_type(tl.int32)))
     well = base >= 0
     while well & (head % _WIDE != _STOP):
-        position, opcode, flag, length = at, head % _WIDE, head & _WIDE, head >> _LENGTH
-        at += length
+        here, opcode, flag, size = at, head % _WIDE, head & _WIDE, head >> _LENGTH
+        at += size
         head = tl.load(at.to(tl.pointer_type(tl.int32)))
         if opcode == _WAIT:
-            if length > 1:
-                peers = length // 2
+            if size > 1:
+                peers = size // 2
                 well = _await(
-                    position + 1,
-                    peers,
-                    line,
-                    channel,
-                    rank,
-                    base,
-                    claim,
-                    report,
-                    limit,
-                    lanes,
-                    scope,
+                    here + 1, peers, line, channel, rank, base, claim, report, limit, lanes, scope
                 )
             else:
                 tl.debug_barrier()
         elif opcode == _PUBLISH:
-            value = base + tl.load(position + 1)
-            _push(position + 2, length - 2, bases, past + 8 + 8 * rank, value, lanes, scope)
+            value = base + tl.load(here + 1)
+            _push(here + 2, size - 2, bases, past + 8 + 8 * rank, value, lanes, scope)
         else:
-            instruction = position, opcode, flag, length
-            _worked(*instruction, bases, combine, kind, wide, work, block, narrow, grain, packed)
+            _worked(
+                here, opcode, flag, size, bases, op, kind, wide, work, block, narrow, grain, packed
+            )
     tl.store(line.to(tl.pointer_type(tl.int64)), tl.where(well, base + (head >> _LENGTH), -1))
 
 
@@ -479,7 +439,7 @@ def kernel_options(case: Case, virtual: bool) -> dict[str, Any]:
     kind = TYPES[case.dtype] if case.row.reduces else COPIED[size]
     packed = 1 if case.row.reduces else max(1, 4 // size)
     return {
-        "combine": COMBINE[case.op],
+        "op": case.op,
         "kind": kind,
         "wide": kind if packed == 1 else COPIED[4],
         "work": tl.float32 if case.row.reduces and case.type.kind == "float" and size < 4 else kind,

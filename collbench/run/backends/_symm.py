@@ -141,6 +141,7 @@ class Symmetric(Base):
         if not virtual:
             sharing = self.policy.share_gpu
             seat = _cuda.choose_seat(self._control, local_rank, sharing, "symm", False)
+            self.shared = seat.sharers > 1
         self.device = seat.device
         self.stream = _cuda.settle_stream(self.device, self._control, self.policy.pin)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

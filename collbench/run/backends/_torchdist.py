@@ -9,6 +9,7 @@ says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from collbench.core.backend_sources import list_imports
 from collbench.core.dtypes import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import count_placed_ranks
+from collbench.machine import environment
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, Message, _cuda, _torch_refusal, _wire
 from collbench.run.backends._torch_refusal import WAITING
@@ -201,6 +203,26 @@ def _set_device(index: int) -> None:
     (choose or torch.accelerator.set_device_idx)(index)
 
 
+def _identify_device(device: torch.device) -> str:
+    """The UUID of an accelerator, which is the same whatever number a rank has for it; empty where
+    torch does not tell one."""
+    module = getattr(torch, device.type, None)
+    with suppress(Exception):  # whatever a vendor's module raises that has none
+        return str(module.get_device_properties(device).uuid)  # type: ignore[union-attr]
+    return ""
+
+
+def is_any_shared(control: Control, device: torch.device) -> bool:
+    """Whether any two ranks of one host have the same accelerator (all ranks call this together).
+    One that torch does not identify goes by its number, and is its rank's own where the rank sees
+    no other: its launcher has given it one."""
+    name, host = _identify_device(device), environment.boot_id() or environment.host_name()
+    if not name and device.index is not None and torch.accelerator.device_count() > 1:
+        name, host = str(device), environment.host_name()
+    seats = control.collect([host, name or f"of rank {control.rank}"])
+    return len({tuple(seat) for seat in seats}) < len(seats)
+
+
 class TorchDistributed(Base):
     """One torch.distributed backend, measured on a process group of its own beside the control
     group."""
@@ -258,6 +280,8 @@ class TorchDistributed(Base):
             control, local_rank, self.policy.share_gpu, self.label
         )
         self.shared = sharers > 1
+        with control.refusing_alike():
+            _cuda.require_nvml(_cuda.library_name())
         self.stream = _cuda.settle_stream(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
         loaded = _cuda.nccl_version()
@@ -275,10 +299,13 @@ class TorchDistributed(Base):
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
 
     def _take_place(self, control: Control, local_rank: int) -> None:
-        self.device = choose_device(self.name, local_rank)
+        if self.name == "gloo":
+            return
+        with control.refusing_alike():
+            self.device = choose_device(self.name, local_rank)
         if self.device.index is not None:
             _set_device(self.device.index)
-            self.shared = len(self.near(control)) > torch.accelerator.device_count()
+        self.shared = is_any_shared(control, self.device)
 
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)

@@ -46,7 +46,8 @@ class DeviceSampler(Sampler):
     need not hold it equally long: the alignment makes up for that.
 
     Ranks may issue unequal numbers of samples before they wait for the device. So one that waits
-    counts as having issued all: whoever is behind it has yet to issue some.
+    counts as having issued all: whoever is behind it has yet to issue some. ``finish()`` waits for
+    the stream, and raises what a call on it could not.
     """
 
     timed_by: Literal["host", "device"] = "device"
@@ -60,8 +61,9 @@ class DeviceSampler(Sampler):
         control: Control,
         count: Callable[..., object],
         freshen: Callable[[int], object] | None = None,
+        finish: Action | None = None,
     ) -> None:
-        super().__init__(calls, inner, control, count, freshen, stream.drain)
+        super().__init__(calls, inner, control, count, freshen, finish or stream.drain)
         self._stream = stream
         self._ahead, self._hold_ns = AHEAD, HOLD_NS
 
@@ -146,15 +148,16 @@ class GraphSampler(DeviceSampler):
         control: Control,
         count: Callable[..., object],
         freshen: Callable[[int], object] | None = None,
+        finish: Action | None = None,
         replays: int = 1,
     ) -> None:
         rounds = math.ceil(inner / replays / len(calls))
-        super().__init__(stream, calls, rounds * len(calls), control, count, freshen)
+        super().__init__(stream, calls, rounds * len(calls), control, count, freshen, finish)
         ((batch, slots),) = self._batches
         count()
         replay = stream.capture(lambda: [call() for call in batch])
         replay()
-        stream.drain()
+        self._finish()
         self._batches = [((replay,) * replays, slots)]
         if rounds == 1 or freshen is None:  # else some inputs would be results
             self.again = [(replay, slots)]

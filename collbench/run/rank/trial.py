@@ -403,23 +403,31 @@ class Trial:
     def _sampler(self, inner: int) -> Sampler:
         calls, count = self._timed(), self._count
         freshen = self._data.put_back if self._data.feeds_on_itself else None
-        stream = self._clock()
+        backend, stream = self._bench.backend, self._clock()
+        finish = backend.finish
         if stream and self._case.mode == "graph":
             return GraphSampler(
-                stream, calls, inner, self._control, count, freshen, self._policy.graph
+                stream, calls, inner, self._control, count, freshen, finish, self._policy.graph
             )
         if stream:
             return self._on_device(inner)
-        backend = self._bench.backend
         marks = backend.stream if self._case.mode == "streaming" else None
-        return Sampler(calls, inner, self._control, count, freshen, backend.finish, marks)
+        return Sampler(calls, inner, self._control, count, freshen, finish, marks)
 
     def _on_device(self, inner: int) -> Sampler:
         """A sampler by the device's clock, for isolated calls."""
-        stream = self._bench.backend.stream
+        backend = self._bench.backend
         freshen = self._data.put_back if self._data.feeds_on_itself else None
-        assert stream
-        return DeviceSampler(stream, self._timed(), inner, self._control, self._count, freshen)
+        assert backend.stream
+        return DeviceSampler(
+            backend.stream,
+            self._timed(),
+            inner,
+            self._control,
+            self._count,
+            freshen,
+            backend.finish,
+        )
 
     def _timed_first(self, sync: Sync) -> int:
         """Duration of the first call on these buffers, from when all ranks have filled theirs. The

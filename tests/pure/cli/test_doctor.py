@@ -69,7 +69,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.Nvml:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", memory, raising=False)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
-    monkeypatch.setattr(_cuda, "require_nvml", lambda: None)
+    monkeypatch.setattr(_cuda, "require_nvml", lambda *_: None)
     uuids = [SimpleNamespace(uuid=fake_nvml.UUID.format(i), name=f"Fast GPU {i}") for i in range(2)]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: uuids[device.index])
     return nvml
@@ -163,12 +163,14 @@ def test_a_torch_without_symmetric_memory(
 def test_symmetric_memory_without_nvml_has_a_remedy(
     told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent() -> None:
-        raise CannotRun("torch's symmetric memory needs NVML", "NVIDIA_DRIVER_CAPABILITIES")
+    def absent(what: str = "torch's symmetric memory") -> None:
+        raise CannotRun(f"{what} needs NVML", "NVIDIA_DRIVER_CAPABILITIES")
 
     monkeypatch.setattr(_cuda, "require_nvml", absent)
-    state, detail = told(TWO, 2, (2, 30, 7), "12.6")["symmetric memory"]
-    assert state == "no" and detail.endswith("needs NVML: NVIDIA_DRIVER_CAPABILITIES")
+    found = told(TWO, 2, (2, 30, 7), "12.6")
+    for what in ("symmetric memory", "nccl"):
+        state, detail = found[what]
+        assert state == "no" and detail.endswith("needs NVML: NVIDIA_DRIVER_CAPABILITIES")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_a_torch_too_new_for_the_driver_is_told_with_one_that_is_not(
     assert told(NOTHING, 0, None, "13.0")["torch for CUDA"] == (
         "no",
         "built for CUDA 13.0, the driver runs 12.4:"
-        " update the driver, or pip install 'torch==2.8.*'",
+        " update the driver, or pip install 'torch==2.10.*'",
     )
 
 

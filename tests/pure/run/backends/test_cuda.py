@@ -50,6 +50,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setenv(ENABLE, "0")
     monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
     monkeypatch.setattr(_cuda, "MPS", "/nowhere")
     return there_are
 
@@ -72,6 +73,21 @@ def test_containers_of_one_machine_share_a_gpu_that_both_take(gpus: Any) -> None
     other = ["container", f"{environment.boot_id()} gpu 1", [2, 30, 4], "", ""]
     assert _cuda.choose_seat(Told([other]), 1, False, "nccl").sharers == 2
     assert _cuda.choose_seat(Told([other]), 0, False, "nccl").sharers == 1
+
+
+def test_to_nccl_instances_of_one_gpu_are_one_gpu(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes by PCI addresses, which instances share; symm is told them apart."""
+    gpus(1)
+    of_rank = SimpleNamespace(uuid="MIG-0", pci_domain_id=0, pci_bus_id=15, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: of_rank)
+    where, machine = environment.host_name(), environment.boot_id()
+    of_nccl = Told([[where, f"{machine} 0000:0f:00.0", [2, 30, 4], "", ""]])
+    with pytest.raises(CannotRun, match="2 ranks need a GPU each, and there is 1"):
+        _cuda.choose_seat(of_nccl, 0, False, "nccl")
+    of_symm = Told([[where, f"{machine} MIG-1", [2, 30, 4], "", ""]])
+    assert _cuda.choose_seat(of_symm, 0, False, "symm", of_nccl=False).sharers == 1
 
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
@@ -133,8 +149,11 @@ def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(g
     assert [seat.device.index for seat in seats] == [0, 1, 0, 1, 0]
     assert {seat.sharers for seat in seats} == {3}
     assert os.environ[ENABLE] == "1"
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
     assert os.environ["NCCL_MAX_CTAS"] == "5"  # of 16 for the three ranks of a GPU
-    assert {seat.how for seat in seats} == {", up to 3 ranks a GPU by turns, NCCL_MAX_CTAS=5"}
+    assert {seat.how for seat in seats} == {
+        ", up to 3 ranks a GPU by turns, NCCL_MAX_CTAS=5, NCCL_NVLS_ENABLE=0"
+    }
 
 
 def test_what_the_user_says_of_shared_gpus_is_kept_and_told(
@@ -145,7 +164,7 @@ def test_what_the_user_says_of_shared_gpus_is_kept_and_told(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     (tmp_path / "control").touch()
     seat = _cuda.choose_seat(beside(1, 1), 0, True, "nccl")
-    assert seat.how == ", up to 2 ranks a GPU, NCCL_MAX_CTAS=2"
+    assert seat.how == ", up to 2 ranks a GPU, NCCL_MAX_CTAS=2, NCCL_NVLS_ENABLE=0"
 
 
 def test_symm_shares_a_gpu_whatever_nccl_there_is(gpus: Any) -> None:
@@ -274,6 +293,7 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(_torchdist, "explain_unwatched", lambda device: missing)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(_cuda, "require_nvml", lambda what: None)
     zeros = torch.zeros
     here = {"device": "cpu"}
     monkeypatch.setattr(torch, "zeros", lambda *n, **kind: zeros(*n, **{**kind, **here}))
@@ -329,7 +349,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> Any:
         (
             ("13.0", "12.4"),
             "is built for CUDA 13.0, the driver runs 12.4",
-            "update the driver, or pip install 'torch==2.8.*'",
+            "update the driver, or pip install 'torch==2.10.*'",
         ),
         (("12.8", "11.8"), "is built for CUDA 12.8, the driver runs 11.8", "update the driver"),
         (("12.8", "12.4"), "finds no GPU that it can use", "nvidia-smi shows"),

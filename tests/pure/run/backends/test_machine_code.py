@@ -4,12 +4,14 @@ a step is to wait for as few loads and barriers as it can."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
 import pytest
+import triton
 from _pytest.mark import ParameterSet
 from compiled import THREADS, Kind, compiled, disassembled, loops, options, usage, waited_for
 from marks import long
@@ -27,6 +29,17 @@ KINDS = (  # what is combined, and copies
     ("all_gather", "float", "none"),
     ("all_gather", "half", "none"),
 )
+
+
+def test_the_kernel_keeps_to_what_triton_3_2_compiles() -> None:
+    """No arguments by ``*``, and no function as a compile-time argument."""
+    source = ast.parse(Path(_kernel.__file__).read_text())
+    kernels = [each for each in source.body if isinstance(each, ast.FunctionDef)]
+    jitted = [each for each in kernels if each.decorator_list]
+    assert len(jitted) > 10
+    assert not [one for each in jitted for one in ast.walk(each) if isinstance(one, ast.Starred)]
+    given = [value for kind in KINDS for value in options(kind).values()]
+    assert not [value for value in given if isinstance(value, triton.JITFunction)]
 
 
 SCOPES = {False: "sys", True: "gpu"}  # by whether all ranks are on one GPU

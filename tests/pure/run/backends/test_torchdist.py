@@ -224,6 +224,53 @@ def test_an_accelerator_is_made_current_by_whatever_name_torch_has(
     assert current == [3]
 
 
+class Talk(Control):
+    """A control group whose ranks speak one after the other; the last has heard all."""
+
+    def __init__(self, rank: int, n: int, said: list[object]) -> None:
+        super().__init__(rank, n)
+        self._said = said
+
+    def collect(self, value: object) -> list[object]:
+        self._said.append(value)
+        return [*self._said]
+
+
+@pytest.mark.parametrize(
+    ("uuids", "count", "shared"),
+    [
+        (["a", "b"], 1, False),  # --gpus-per-task=1
+        (["a", "a"], 1, True),
+        (["a", "b", "a"], 2, True),
+        ([None, None], 1, False),
+        ([None, None], 2, False),
+        ([None, None, None], 2, True),
+    ],
+)
+def test_accelerators_are_told_apart_by_what_torch_says_of_them(
+    machine,
+    monkeypatch: pytest.MonkeyPatch,
+    uuids: list[str | None],
+    count: int,
+    shared: bool,
+) -> None:
+    machine("xpu", count, ["xpu"])
+    said: list[object] = []
+    for rank, uuid in enumerate(uuids):
+        about = SimpleNamespace(name="GPU", **{} if uuid is None else {"uuid": uuid})
+        monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device, about=about: about)
+        device = torch.device("xpu", rank % count)
+        found = _torchdist.is_any_shared(Talk(rank, len(uuids), said), device)
+    assert found == shared
+
+
+def test_ranks_without_an_accelerator_share_none(machine) -> None:
+    machine("xpu", 2, ["xpu"])
+    said: list[object] = []
+    cpu = torch.device("cpu")
+    assert not any(_torchdist.is_any_shared(Talk(rank, 3, said), cpu) for rank in range(3))
+
+
 def test_the_ranks_own_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The current device of a thread in the background is GPU 0."""
     devices: list[object] = []

@@ -122,6 +122,19 @@ def test_samples_queue_behind_a_held_stream(stream: FakeStream) -> None:
     assert sum(counted) == AHEAD + 4
 
 
+@pytest.mark.parametrize("sampler", [DeviceSampler, GraphSampler])
+def test_what_a_call_could_not_is_raised_by_its_sample(
+    stream: FakeStream, sampler: type[DeviceSampler]
+) -> None:
+    def give_up() -> None:
+        stream.drain()
+        raise RuntimeError("waited in vain")
+
+    calls = [(call(stream, 30_000), (0,))]
+    with pytest.raises(RuntimeError, match="waited in vain"):
+        sampler(stream, calls, 1, ALONE, lambda *_: None, None, give_up).take(1, aligned(stream))
+
+
 def test_a_rank_that_waits_for_its_device_is_as_far_as_any(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
