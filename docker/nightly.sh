@@ -1,11 +1,13 @@
 #!/bin/sh
-# One night of a cluster: suite nightly in RUNS runs, of three launches each or, under a LAUNCHER, of one; a report, whether the cluster is well, and a
-# comparison with another night.
+# One night of a cluster: suite nightly in RUNS runs, of three launches each or, under a LAUNCHER, of one; a report,
+# whether the cluster is well, and a comparison with another night.
 #   nightly.sh [LAUNCHER ...]      # nightly.sh srun --wait=60
 # NIGHTS/<time>/ gets the runs, report.html, health.html, health.json, health.prom, verdict.md and verdict.json; NIGHTS
 # has the history that health keeps (COLLBENCH_HISTORY may name another). It is compared with NIGHTS/baseline, a link that
 # you make, or the night before. Exits with 0 where all is well, also where there is no other night yet; 1 unhealthy or
 # slower; 3 no verdict, as after an upgrade; else what ended the first run that failed, after a report of those before.
+# MACHINE is what the history calls the machine, where its name changes every night; PROM a folder for node_exporter,
+# which gets cases.prom and verdict.prom; HOOK a program that is run where the verdict is unhealthy (--on-unhealthy).
 set -u
 nights=${NIGHTS:-$PWD/nights}
 runs=${RUNS:-4} # compare takes at least ten launches on both sides
@@ -34,8 +36,10 @@ done
 set -- "$night"/*.jsonl
 if [ -e "$1" ]; then # also of a night that was cut short: what broke it is named
     collbench report "$@" --output "$night/report.html"
-    collbench health "$@" --history "${COLLBENCH_HISTORY:-$nights/history.sqlite}" \
-        --output "$night/health.html" --output "$night/health.json" --output "$night/health.prom"
+    [ -z "${PROM:-}" ] || collbench report "$@" --output "$PROM/cases.prom"
+    collbench health "$@" --history "${COLLBENCH_HISTORY:-$nights/history.sqlite}" ${MACHINE:+--machine "$MACHINE"} \
+        --output "$night/health.html" --output "$night/health.json" --output "$night/health.prom" \
+        ${PROM:+--output "$PROM/verdict.prom"} ${HOOK:+--on-unhealthy "$HOOK"}
     health=$?
 fi
 [ "$code" = 0 ] || exit "$code"

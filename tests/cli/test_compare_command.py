@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -362,7 +363,21 @@ def test_the_workflow_is_what_github_reads() -> None:
     assert "permissions" not in measure
     assert verdict["permissions"] == {"pull-requests": "write"}
     assert verdict["needs"] == "measure"
-    assert verdict["steps"][-1]["run"] == 'exit "$CODE"'
+    assert verdict["if"] == "${{ !cancelled() }}"  # skipped, it would let the request be merged
+
+
+@pytest.mark.parametrize(
+    ("measured", "code", "exit"),
+    [("success", "0", 0), ("success", "7", 7), ("failure", "0", 1), ("failure", "", 1)],
+)
+def test_the_workflows_last_word_is_the_comparisons_code(
+    measured: str, code: str, exit: int
+) -> None:
+    yaml = pytest.importorskip("yaml", reason="pip install 'collbench[test]'")
+    step = yaml.safe_load(WORKFLOW.read_text())["jobs"]["verdict"]["steps"][-1]
+    env = {**os.environ, "MEASURED": measured, "CODE": code}
+    assert set(step["env"]) == {"MEASURED", "CODE"}
+    assert subprocess.run(["bash", "-ec", step["run"]], env=env, check=False).returncode == exit
 
 
 def test_the_workflows_marker_is_the_comments() -> None:

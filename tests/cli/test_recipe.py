@@ -408,13 +408,20 @@ function die() {{ shift; echo "DIED: $*"; }}
 function dbg() {{ echo "dbg: $*"; }}
 HOSTNAME={host}
 source {script}
-check_collbench {file} {age}
+check_collbench {file} {age} {kept}
 echo "rc $?"
 """
 
 
-def check_node(script: Path, host: str, file: Path, age: str = "") -> str:
-    text = NHC.format(host=shlex.quote(host), script=script, file=shlex.quote(str(file)), age=age)
+def find_mark(host: str, file: Path) -> Path:
+    """What is there from the verdict that blames the node to one that has measured it again."""
+    return file.with_name(f"blamed-{host.encode().hex()}")
+
+
+def check_node(script: Path, host: str, file: Path, age: str = "172800") -> str:
+    words = {"host": host, "file": str(file), "kept": str(find_mark(host, file))}
+    quoted = {name: shlex.quote(word) for name, word in words.items()}
+    text = NHC.format(script=script, age=age, **quoted)
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
 
 
@@ -457,10 +464,33 @@ def test_a_verdict_that_is_old_or_missing_fails_nothing(
     write_verdict(file, verdict("node1", ended=ended_before(3 * 86400)))
     assert check_node(script, "node1", file).endswith("too old\nrc 0\n")
     assert "DIED" in check_node(script, "node1", file, str(4 * 86400))
+    find_mark("node1", file).unlink()
     write_verdict(file, verdict("node1"))  # nobody knows when
     assert check_node(script, "node1", file).endswith("too old\nrc 0\n")
     file.write_text("")
     assert check_node(script, "node1", file).endswith("rc 0\n")
+
+
+def test_a_node_that_was_blamed_fails_until_it_is_measured_again(
+    recipe: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Else NHC would resume it, as nobody measures a node that is drained."""
+    file, script, recent = tmp_path / "x.prom", recipe("nhc"), ended_before(60)
+    write_verdict(file, verdict("node1", hosts=("node1", "node2"), ended=recent))
+    assert check_node(script, "node1", file).endswith("rc 1\n")
+    write_verdict(file, verdict(hosts=("node2",), ended=recent))
+    assert "not measured it since" in check_node(script, "node1", file)
+    write_verdict(file, verdict(hosts=("node1",), ended=ended_before(3 * 86400)))
+    assert check_node(script, "node1", file).endswith("rc 1\n")
+    for unjudged in ({"state": "no verdict"}, {"injected": "drop:3"}, {"fake": True}):
+        write_verdict(file, verdict(hosts=("node1",), ended=recent, **unjudged))
+        assert check_node(script, "node1", file).endswith("rc 1\n"), unjudged
+    file.unlink()
+    assert check_node(script, "node1", file).endswith("rc 1\n")
+    write_verdict(file, verdict(hosts=("node1", "node2"), ended=recent))
+    assert check_node(script, "node1", file) == "rc 0\n"
+    write_verdict(file, verdict(hosts=("node2",), ended=recent))
+    assert check_node(script, "node1", file) == "rc 0\n"
 
 
 # from the verdict to the node

@@ -308,6 +308,7 @@ def test_nights_are_judged_against_each_other(
         nights.mkdir()
         (nights / "baseline").symlink_to(tmp_path / baseline)
     env = {**os.environ, "NIGHTS": str(nights), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    env |= {"PROM": str(tmp_path), "MACHINE": "gpu-node-01"}
     first = ran(DOCKER / "nightly.sh", launcher, env={**env, "MADE": str(tmp_path / "first")})
     assert first.returncode == 0, first.stdout + first.stderr
     second = ran(DOCKER / "nightly.sh", launcher, env={**env, "MADE": str(tmp_path / "second")})
@@ -320,6 +321,9 @@ def test_nights_are_judged_against_each_other(
         and len(health["runs"]) == 4
         and (nights / "history.sqlite").exists()
     )
+    assert (max(nights.glob("2*")) / "report.html").exists()
+    assert "collbench_case_time_seconds{" in (tmp_path / "cases.prom").read_text()
+    assert 'collbench_health_state{state="healthy"} 1' in (tmp_path / "verdict.prom").read_text()
 
 
 # ---- manifests
