@@ -23,6 +23,7 @@ from pathlib import Path
 
 import sections
 
+from collbench.core.text import format_size
 from collbench.features.compare import comparison
 from collbench.records import run_file
 from collbench.records.derive import derive_row
@@ -159,6 +160,7 @@ def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
         "|---|--:|--:|---|--:|--:|--:|",
     ]
     total: Counter[str] = Counter()
+    unable: Counter[str] = Counter()
     able = 0
     for number, pair in enumerate(pairs, 1):
         judged = comparison.compare_runs(*pair, comparison.Rules())
@@ -168,13 +170,25 @@ def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
         words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
         gates = sum(row.gates for row in judged.rows)
         able += gates
+        unable.update(describe_unable(row) for row in judged.rows if not row.gates)
         found.append(
             f"| {number} | {len(judged.rows)} | {gates} | {words} |"
             f" {middle:.1%} | {took(pair):.1f} | {judged.exit} |"
         )
     together = ", ".join(f"{count} {verdict}" for verdict, count in total.most_common())
     rows = f"{total.total()} rows: {together}"
-    return [*found, "", f"{rows}. Rows that could have failed: {able}."]
+    found += ["", f"{rows}. Rows that could have failed: {able}."]
+    if unable:
+        found += ["", "Rows that could not, and in how many of the experiments:", ""]
+        found += [f"- {what}: {count}" for what, count in unable.most_common()]
+    return found
+
+
+def describe_unable(row: comparison.Judged) -> str:
+    """A row that could fail no comparison, and why."""
+    case = row.case
+    what = f"{case.collective} of {format_size(case.nbytes)} on {case.label}"
+    return f"{what}, {row.verdict}: {row.spared or row.why}"
 
 
 def added(pair: tuple[RunFile, RunFile]) -> dict[int, float]:
