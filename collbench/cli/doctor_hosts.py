@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from collbench.cli.doctor_gpus import Finding
 from collbench.cli.options import find_hosts
 from collbench.core.text import format_count, plain_line
-from collbench.run.launch import ssh
+from collbench.run.launch import join, ssh
 from collbench.run.launch.launched import PRESENT_SECONDS
 
 
@@ -15,7 +15,7 @@ def check_hosts(hosts: str, command: str) -> Iterator[Finding]:
     """A finding for each host of --hosts, in its order, as --launcher ssh finds it; those that
     cannot keep ranks say why, and what to do. Raises UsageError."""
     source = find_hosts(hosts, command)
-    links = source.try_connect(source.hosts, ssh.CONNECT_SECONDS, PRESENT_SECONDS)
+    links = source.try_connect(source.hosts, join.SECONDS, PRESENT_SECONDS)
     ssh.close_links(links)
     for link in links:
         trouble, hint = ssh.find_trouble(link)

@@ -334,7 +334,7 @@ def find_hosts(hosts: str, ssh: str) -> SshHosts:
             "--launcher ssh: no hosts are named", "--hosts a:8,b:8, or --hosts FILE: a line a host"
         )
     found = SshHosts(parse_hosts(hosts), ssh or os.environ.get("COLLBENCH_SSH") or "ssh")
-    split_ssh_words(found.command, 1, 1)
+    split_ssh_words(found.command, 1)
     return found
 
 

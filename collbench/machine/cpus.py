@@ -42,6 +42,12 @@ def core_count(root: Path = ROOT) -> int:
     return _core_count(allowed) if root == ROOT else len(by_core(usable_cpus(root), root))
 
 
+def machine_core_count(root: Path = ROOT) -> int:
+    """Physical cores of the machine, whichever of them this process may use; 0 where the kernel
+    does not tell."""
+    return len(by_core(cpu_list(root / CPUS / "online"), root))
+
+
 def launched_core_count(ranks: int) -> int:
     """Physical cores that ``ranks`` ranks, which a launcher started on this host, can use together.
 

@@ -36,3 +36,17 @@ def find_named_interface() -> str:
     """The first interface that GLOO_SOCKET_IFNAME names, at which ranks of several hosts meet; ""
     where it names none."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
+
+
+def is_inner_bridge(name: str, root: Path = sysfs.ROOT) -> bool:
+    """Whether an interface is a bridge that no network card is a port of, as Docker's and libvirt's
+    are: other hosts have one of the same address."""
+    interfaces = root / "sys/class/net"
+    ports = [interfaces / port.name for port in (interfaces / name / "brif").glob("*")]
+    return (interfaces / name / "bridge").is_dir() and not any(map(_has_card, ports))
+
+
+def _has_card(interface: Path) -> bool:
+    """Whether an interface is a device, or is over another one, as a bond or a VLAN is; one of a
+    container or of a guest is neither."""
+    return (interface / "device").exists() or any(interface.glob("lower_*"))

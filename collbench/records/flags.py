@@ -233,6 +233,15 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         of_group=True,
     ),
     Flag(
+        "few-cores",
+        lambda inputs: bool(inputs.world and inputs.world.few_cores),
+        is_always,
+        "a GPU's rank is bound to fewer than 4 cores, which threads of its library share",
+        "give each rank 4 cores or more: srun -c N or --cpu-bind=none, mpirun --bind-to none",
+        of_group=True,
+        letter="K",
+    ),
+    Flag(
         "launch-bound",
         _is_launch_bound,
         is_never,

@@ -256,6 +256,7 @@ class World(_Line, frozen=True, tag="world"):
     clock_error_ns: Whole = 0  # how well the hosts' clocks were known at the start; 0: one clock
     clock_hidden_ns: Whole = 0  # by which they may differ beyond, over a lopsided path
     cramped: bool = False  # ranks have fewer cores than threads that must run, the library's too
+    few_cores: bool = False  # a launcher has bound a rank of a GPU to fewer cores than it needs
 
 
 class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -41,9 +41,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     next_cases: Callable[[], Sequence[Case]] | None = None
 
     @property
-    def join_seconds(self) -> float:
-        """How long the ranks of a launcher may take to come together, or places for them to be
-        free."""
+    def place_seconds(self) -> float:
+        """How long places for ranks may take to be free."""
         return self.suite.policy.timeout or join.SECONDS
 
 

@@ -7,6 +7,7 @@ Runs before anything is launched and loads no torch.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,9 +100,11 @@ def list_needs(case: Case, policy: Policy) -> Needs:
     return case.backend, case.world, case.env, divided, case.cycle if policy.fresh else 0
 
 
-def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
+def plan_worlds(
+    jobs: Sequence[Job], policy: Policy, count_sharers: Callable[[int], int] = lambda n: n
+) -> list[Plan]:
     """A plan for all jobs that need the same world, in the sweep's order, with its jobs in the
-    order they run."""
+    order they run. ``count_sharers``: how many of n ranks are on the host that has most of them."""
     plans = []
     by_needs: dict[Needs, list[Job]] = {}
     for job in jobs:
@@ -116,7 +119,7 @@ def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
                 env,
                 policy,
                 ordered,
-                choose_timeout(ordered, policy),
+                choose_timeout(ordered, policy, count_sharers),
                 divided,
                 file=find_file(backend),
                 beside=any(job.case.background for job in ordered),
@@ -149,18 +152,42 @@ def order_jobs(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
     return ordered
 
 
-def choose_timeout(jobs: Sequence[Job], policy: Policy) -> float:
+def choose_timeout(
+    jobs: Sequence[Job], policy: Policy, count_sharers: Callable[[int], int] = lambda n: n
+) -> float:
     """Seconds without any rank's progress after which a run is called hung: -T, else ample for the
-    largest case."""
+    largest case, whose bytes may have to pass the same memory or link several times
+    (``_count_turns``)."""
     if policy.timeout is not None:
         return policy.timeout
     slowest = max(
-        (j.case.moved * j.case.world * _count_calls(j.case, policy) for j in jobs),
+        (
+            job.case.moved
+            * _count_turns(job.case, count_sharers(job.case.world))
+            * _count_calls(job.case, policy)
+            for job in jobs
+        ),
         default=0,
     )
     if any(backend_info(job.case.backend).gpu for job in jobs):
         return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
     return 30.0 + slowest / 50e6
+
+
+def _count_turns(case: Case, sharers: int) -> int:
+    """How often a call's bytes pass its narrowest place, one time after the other, where a host has
+    ``sharers`` of the ranks at most: 16 for 16 ranks of one host, 48 for 512 of 64 hosts.
+
+    All ranks of one host share its cores and memory, so each counts. A host among others has links
+    of its own: by these a call sends about its bytes for each rank of the host, and the root of a
+    tree sends them once for each level, of which each doubles the hosts that have the data. A
+    reference algorithm may send to all ranks in turn, and so may a step.
+    """
+    if case.subject or case.algorithm != "native":
+        return case.world
+    hosts = math.ceil(case.world / sharers)
+    levels = max(1, math.ceil(math.log2(hosts)))
+    return min(case.world, sharers * levels)
 
 
 def _count_calls(case: Case, policy: Policy) -> int:

@@ -249,9 +249,15 @@ class Resumption:
         records = [record for record in self.kept_records if not is_unplanned(record)]
         return [*(self.file.worlds if self.file else ()), *records]
 
-    def plan_remaining(self, jobs: Sequence[Job], policy: Policy) -> list[Plan]:
-        """One plan per world to come, counting on from those there were. What failed before is
-        tried last, in worlds of its own, lest it keep the rest from being measured."""
+    def plan_remaining(
+        self,
+        jobs: Sequence[Job],
+        policy: Policy,
+        count_sharers: Callable[[int], int] = lambda n: n,
+    ) -> list[Plan]:
+        """One plan per world to come (plan.plan_worlds), counting on from those there were. What
+        failed before is tried last, in worlds of its own, lest it keep the rest from being
+        measured."""
         before = self.file.records if self.file else []
         failed = {record.case for record in before if is_broken(record)}
         fresh, again = (
@@ -262,7 +268,11 @@ class Resumption:
             *(world.index for world in (self.file.worlds if self.file else ())),
             *(record.world for record in before),
         ]
-        plans = plan.plan_worlds(fresh, policy) + plan.plan_worlds(again, policy)
+        plans = [
+            current
+            for part in (fresh, again)
+            for current in plan.plan_worlds(part, policy, count_sharers)
+        ]
         return [
             msgspec.structs.replace(p, index=index)
             for index, p in enumerate(plans, max(used, default=-1) + 1)

@@ -61,12 +61,13 @@ def execute_order(
     if member is not None:
         _refuse_what_fresh_ranks_need(member, order)
         if resumed:  # all ranks say so, lest the others wait for rank 0
-            joined = join.Joined(member, order.join_seconds)
+            joined = _join(member, order)
             resumption.refuse_another_launcher(resumed, joined.launcher, joined.list_hosts)
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
-            return join.follow_rank_0(member, order.join_seconds, partial(_refuse_hosts, order))
+            seconds = join.limit_meeting(member, order.suite.policy.timeout)
+            return join.follow_rank_0(member, seconds, partial(_refuse_hosts, order))
     world = choose_world(order, member, early)
     before: dict[str, Load] = {}
     try:
@@ -117,12 +118,16 @@ def choose_world(
     """Where the plans of an order run: with the ranks of the launcher that has started this process
     as one of them, by prediction alone, on Ray's or other hosts, or on this machine."""
     if member is not None:
-        return join.Joined(member, order.join_seconds)
+        return _join(member, order)
     if all(backend_info(name).predicts for name in order.suite.values("backends")):
         return Predicted()
     if order.source:
-        return order.source.hold_places(order.suite, order.join_seconds)
+        return order.source.hold_places(order.suite, order.place_seconds)
     return Launcher(early=early)
+
+
+def _join(member: Membership, order: Order) -> join.Joined:
+    return join.Joined(member, join.limit_meeting(member, order.suite.policy.timeout))
 
 
 def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
@@ -222,7 +227,7 @@ class _Session:
 
     def run(self) -> Exit:
         policy = self._prepared.suite.policy
-        plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
+        plans = self._earlier.plan_remaining(self._prepared.jobs, policy, self._ranks.count_sharers)
         launches = self._open_launches(plans)
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
         listener = Listener(

@@ -40,7 +40,7 @@ def torchrun(
         for place in range(len(lab.hosts))
     ]
     return [
-        _on(host, [*agent, *command], variables)
+        start_on(host, [*agent, *command], variables)
         for host, agent in zip(lab.hosts, agents, strict=True)
     ]
 
@@ -59,7 +59,7 @@ def by_environment(
     }
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank % per_host)} for rank in range(n)]
     return [
-        _on(lab.hosts[rank // per_host], command, {**common, **place})
+        start_on(lab.hosts[rank // per_host], command, {**common, **place})
         for rank, place in enumerate(places)
     ]
 
@@ -124,7 +124,9 @@ def ended(process: subprocess.Popen[str], seconds: float) -> subprocess.Complete
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def _on(host: Host, words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+def start_on(
+    host: Host, words: Sequence[str], variables: Mapping[str, str]
+) -> subprocess.Popen[str]:
     here = ["env", "-C", str(Path.cwd())]  # as mpirun and srun do
     return _started(host.enter([*here, sys.executable, *words]), variables)
 

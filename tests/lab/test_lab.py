@@ -228,6 +228,26 @@ def test_racks_carry_between_them_what_the_model_says() -> None:
     assert found[0] / found[1] == pytest.approx(1.5, rel=0.05)
 
 
+@pytest.mark.slow
+def test_rank_0_is_reached_though_it_does_not_have_the_address_that_it_is_told() -> None:
+    """As behind a Kubernetes service or NAT, which others' messages come by."""
+    with Lab(hosts=2) as lab:
+        known = {"WORLD_SIZE": "2", "MASTER_PORT": launching.PORT, "COLLBENCH_TOKEN": "of-the-test"}
+        started = [
+            launching.start_on(
+                host,
+                ["-m", "collbench", *ARGS, "--no-save"],
+                {**known, "RANK": str(rank), "MASTER_ADDR": address},
+            )
+            for rank, (host, address) in enumerate(
+                zip(lab.hosts, ("10.77.0.99", lab.hosts[0].address), strict=True)
+            )
+        ]
+        done = [launching.ended(process, 120) for process in started]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert "rank 0 on h0 listens at all its addresses, as none of them is that of" in done[0].stderr
+
+
 @pytest.mark.long  # test_clock_hosts.py has ranks that only believe it
 def test_shared_memory_does_not_reach_other_hosts() -> None:
     with Lab(hosts=2) as lab:

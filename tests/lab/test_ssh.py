@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -156,6 +157,38 @@ def test_who_is_lost_is_named(what: str, lab: Lab, tmp_path: Path) -> None:
     if what == "cut":  # which it finds out itself
         wait_for(lambda: not commands_on(lab.hosts[1]), 30)
     wait_for(lambda: not any(commands_on(host) for host in lab.hosts), 30)
+
+
+@pytest.mark.slow
+def test_a_path_of_libraries_is_told_of_or_given_to_ranks(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sshd gives hosts none; a rank that --env gives one is started with it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    made = Shells(lab, tmp_path)
+    done = made.run(*ONCE, "--no-save")
+    assert done.returncode == 0, done.stderr
+    assert "collbench: LD_LIBRARY_PATH has another value on h0, h1, h2, or none" in done.stderr
+    path = tmp_path / "run.jsonl"
+    given = "--env", f"LD_LIBRARY_PATH={tmp_path}"
+    process = made.start(*ENDLESS, *given, "--output", str(path))
+    wait_for(lambda: count_records(path) > 0)
+    environments = [
+        find_process("launch.keeper", host).environ().get("LD_LIBRARY_PATH") for host in lab.hosts
+    ]
+    end_command(process, signal.SIGINT)
+    assert environments == [str(tmp_path)] * 3
+
+
+def find_process(text: str, host: Host) -> psutil.Process:
+    """The process of a host whose command line has these words."""
+    space = Path(f"/proc/{host.pid}/ns/pid").readlink()
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            is_there = Path(f"/proc/{process.pid}/ns/pid").readlink() == space
+            if is_there and text in " ".join(process.cmdline()):
+                return process
+    raise AssertionError(f"{text} does not run on {host.name}")
 
 
 def strike(what: str, host: Host) -> None:

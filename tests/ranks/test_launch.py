@@ -192,7 +192,7 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(
 def test_ranks_that_never_meet_give_up(warm: Warm) -> None:
     """One of two ranks is never started."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "2"}
-    done = warm(*ARGS, "-T", "2", **place)
+    done = warm(*ARGS, "-T", "2", MEETING_SECONDS="2", PYTHONPATH=PATHS, **place)
     assert done.returncode == 4
     assert (
         "not all ranks came together within 2 s: rank 1 never came; rank 0 came from" in done.stderr

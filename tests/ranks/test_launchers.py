@@ -70,6 +70,11 @@ def by_hand(warm: Warm) -> ByHand:
     return start
 
 
+def brief(seconds: int) -> dict[str, str]:
+    """Variables by which ranks of several hosts may have less time to come together than ever."""
+    return {"MEETING_SECONDS": str(seconds), "PYTHONPATH": PATHS}
+
+
 def needs_host_names() -> None:
     named = shutil.which("unshare") and subprocess.run(
         ["unshare", "--uts", "hostname", "elsewhere"], capture_output=True, check=False
@@ -102,6 +107,18 @@ def test_what_rank_0_refuses_ends_all(by_hand: ByHand, tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [5, 5, 5], told
     assert "absent does not exist" in told[0]
     assert told[1:] == ["", ""]
+
+
+def test_a_setting_that_one_host_lacks_is_named_by_rank_0(by_hand: ByHand, tmp_path: Path) -> None:
+    """As mpirun leaves it where it is not told to pass it on."""
+    path, port = tmp_path / "run.jsonl", str(find_free_port())
+    env = {"CLOCKS": "one", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": PATHS, "MASTER_PORT": port}
+    first = by_hand([(0, 2)], path, NCCL_ALGO="Ring", **env)
+    other = by_hand([(1, 2)], path, **env)
+    told = [process.communicate(timeout=100)[1] for process in (*first, *other)]
+    assert [process.returncode for process in (*first, *other)] == [0, 0], told
+    assert "NCCL_ALGO is Ring on host0, not set on host1" in told[0]
+    assert "NCCL_ALGO" not in told[1]
 
 
 def test_slurm_on_one_node(relay: Relay, tmp_path: Path) -> None:
@@ -284,7 +301,7 @@ def test_what_does_not_belong_together_is_said(
     """Every process ends, with the same reason. A world of another size may take itself for another
     launch."""
     path = tmp_path / "run.jsonl"
-    processes = by_hand(ranks, path, "-T", "5", MASTER_PORT=str(find_free_port()))
+    processes = by_hand(ranks, path, "-T", "5", MASTER_PORT=str(find_free_port()), **brief(5))
     told = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [code] * len(ranks), told
     assert all(words.format(host=socket.gethostname()) in text for text in told), told
@@ -295,13 +312,10 @@ def test_what_does_not_belong_together_is_said(
 
 @pytest.mark.slow
 def test_a_token_keeps_other_ranks_out(by_hand: ByHand, tmp_path: Path) -> None:
-    port = str(find_free_port())
-    right = by_hand(
-        [(0, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN=TOKEN
-    )
-    wrong = by_hand(
-        [(1, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN="another"
-    )
+    options = (tmp_path / "run.jsonl", "-T", "4")
+    env = {"MASTER_PORT": str(find_free_port()), **brief(4)}
+    right = by_hand([(0, 2)], *options, COLLBENCH_TOKEN=TOKEN, **env)
+    wrong = by_hand([(1, 2)], *options, COLLBENCH_TOKEN="another", **env)
     told = [process.communicate(timeout=60)[1] for process in (*right, *wrong)]
     assert "rank 1 never came" in told[0]
     assert "did not belong here" in told[0]

@@ -120,6 +120,22 @@ def test_a_case_that_cannot_be_prepared_is_skipped_alone(warm: Warm, tmp_path: P
     assert found[1024][0] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("sabotage", "status", "exit", "note"),
+    [
+        ("refuse-calls:0:0", "skipped", Exit.OK, "refuses all_reduce of float: planted"),
+        ("break:0:0", "failed", Exit.TIMEOUT, "RuntimeError: planted: the device is gone"),
+    ],
+)
+def test_a_refused_call_is_skipped_but_a_broken_device_fails(
+    warm: Warm, sabotage: str, status: str, exit: Exit, note: str, tmp_path: Path
+) -> None:
+    done, run = measure(warm, tmp_path / "run.jsonl", "saboteur,gloo", sabotage)
+    assert done.returncode == exit, done.stderr
+    assert statuses(run)["saboteur"] == {status}
+    assert all(note in each for each in planted(run)), planted(run)
+
+
 def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(
     warm: Warm, refused, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ from collbench.run.launch.meeting import (
     Seal,
     Verdict,
     describe_doors,
+    find_address,
     find_stopped,
     say_silent,
     say_stopped,
@@ -44,7 +45,7 @@ _PAUSE = 0.1
 
 class Connection:
     """A connection to rank 0, which has let this rank in. ``hosts`` are all ranks' in their order;
-    ``address`` is this rank's own, if any.
+    ``address`` is this rank's own, if any: beside rank 0 that by which another host reached rank 0.
 
     Raises RunBroken when ranks do not come together within ``seconds``, CannotRun when they do not
     belong together.
@@ -62,6 +63,7 @@ class Connection:
             os.getpid(),
             member.launcher,
             __version__,
+            boot=environment.boot_id() or "",
         )
         self._connect(doors, seconds)
         self._socket.settimeout(seconds + HELLO_SECONDS)
@@ -73,18 +75,20 @@ class Connection:
             if verdict.late:
                 raise RunBroken(
                     verdict.refused,
-                    "did all ranks start, with the same command line? -T sets the limit",
+                    "did all ranks start, with the same command line? a longer -T waits longer",
                 )
             raise CannotRun(
                 verdict.refused,
-                "start one launch at a time, with the same command line for every rank",
+                verdict.hint
+                or "start one launch at a time, with the same command line for every rank",
             )
         self.hosts = verdict.hosts
         pids = {rank: pid for rank, pid in enumerate(verdict.pids) if pid}
         # those of another PID namespace are other processes here
         self._pids = pids if pids.get(member.rank) == os.getpid() else {}
-        name = self._socket.getsockname()
-        self.address: str = name[0] if isinstance(name, tuple) else ""
+        own_address = find_address(self._socket.getsockname())
+        is_beside_rank_0 = self.hosts[member.rank] == self.hosts[0]
+        self.address = (is_beside_rank_0 and verdict.address) or own_address
 
     def _who(self) -> str:
         return (
@@ -112,7 +116,8 @@ class Connection:
         raise RunBroken(
             f"{self._who()} did not reach rank 0 at {describe_doors(doors)} within {seconds:g}"
             f" s: {trouble}",
-            "did rank 0 start, with the same command line? is that its host? -T sets the limit",
+            "did rank 0 start, with the same command line? is that its host? a longer -T waits"
+            " longer",
         )
 
     def _introduce(self, at: socket.socket) -> None:

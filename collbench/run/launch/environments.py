@@ -58,17 +58,30 @@ class Launcher(NamedTuple):
     is_detectable: bool = True  # by its variables alone
 
 
-def slurm_local(variables: Variables) -> int:
-    """Tasks on this task's node: SLURM_STEP_TASKS_PER_NODE reads ``4(x2),3``, and SLURM_NODEID
-    counts from 0."""
+def _list_slurm_counts(variables: Variables) -> list[int]:
+    """Tasks of each node, as SLURM_STEP_TASKS_PER_NODE says: ``4(x2),3``. Empty where it cannot be
+    read."""
     counts: list[int] = []
     for part in _first_value(variables, "SLURM_STEP_TASKS_PER_NODE|SLURM_TASKS_PER_NODE").split(
         ","
     ):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None or int(match[2] or 1) > HOSTS_MAX:
-            return 0
+            return []
         counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def count_most_local(member: Membership) -> int:
+    """The ranks of the host that has most of them: known of srun; else those of this host, 0 where
+    the launcher does not say."""
+    counts = _list_slurm_counts(os.environ) if member.launcher == "srun" else []
+    return max(counts, default=member.local_n)
+
+
+def slurm_local(variables: Variables) -> int:
+    """Tasks on this task's node; SLURM_NODEID counts from 0."""
+    counts = _list_slurm_counts(variables)
     node = variables.get("SLURM_NODEID", "" if len(set(counts)) > 1 else "0")
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 0
 

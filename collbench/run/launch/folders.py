@@ -3,6 +3,10 @@ left is removed by the next start of this user.
 
 Who works in one holds a lock on it, which the kernel takes back however that process ends, in
 whatever PID namespace. Where a disk has no such locks nothing is swept.
+
+Hosts may share TMPDIR, and a lock on a directory of NFS holds on one host only. So names say which
+boot of which machine a folder is of, and a start sweeps those of its own boot. What other boots and
+earlier versions have left stays.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 
 from collbench.core.errors import CannotRun, RunBroken
 from collbench.core.text import is_readable
+from collbench.machine.sysfs import hash_identity
 
 PREFIX = "collbench-tmp-"
 
@@ -31,7 +36,7 @@ def make_private() -> Iterator[Path]:
     opened = None
     while opened is None:
         try:
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            folder = Path(tempfile.mkdtemp(prefix=make_prefix()))
         except FileNotFoundError as e:
             what = f"the folder of temporary files, {parent}, was removed"
             raise RunBroken(what, "keep it from being cleaned, or set TMPDIR to another") from e
@@ -41,6 +46,16 @@ def make_private() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(opened)
+
+
+def make_prefix() -> str:
+    """The beginning of the names of this boot's folders: 23 characters, as paths of sockets are
+    short. Containers of one machine have the same."""
+    # the process in which ranks meet is to be up soon, and sweeps only at its end
+    from collbench.machine import environment
+
+    boot = environment.boot_id() or hash_identity(environment.host_name())
+    return f"{PREFIX}{boot[:8]}-"
 
 
 def find_temporary_folder() -> Path:
@@ -78,8 +93,9 @@ def hold_folder(folder: Path) -> int | None:
 
 
 def sweep_folders(parent: Path) -> None:
-    """Remove the folders there that this user's processes have left, and nobody holds."""
-    for folder in parent.glob(f"{PREFIX}*"):
+    """Remove the folders there that this user's processes have left since this machine was booted,
+    and nobody holds."""
+    for folder in parent.glob(f"{make_prefix()}*"):
         with suppress(OSError):  # it is somebody's, or has no locks, or is gone
             opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

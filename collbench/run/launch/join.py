@@ -8,6 +8,7 @@ plan it sends.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from collbench.core.errors import (
     first_line,
     says_peer_is_gone,
 )
-from collbench.core.text import print_message
+from collbench.core.text import plain_line, print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from collbench.run.rank.worker import Place
 
 
-SECONDS = 120.0  # for ranks to come together, or places for them to be free, unless -T sets them
+SECONDS = 120.0  # for ranks to come together, or places for them to be free
 
 
 _REFUSAL = "collbench-refusal"  # of what ranks that have met share: rank 0's exit code, or nothing
@@ -66,10 +67,33 @@ _REFUSAL = "collbench-refusal"  # of what ranks that have met share: rank 0's ex
 _MOMENT = 0.05
 
 
+# settings that may have another value on each host, as they name its devices
+_OF_DEVICES = re.compile(
+    r"\w+(IFNAME|IF_INCLUDE|IF_EXCLUDE|VISIBLE_DEVICES|NET_DEVICES|IB_HCA|GID_INDEX)", re.IGNORECASE
+)
+
+
+_OF_PROTOCOLS = ("NCCL_", "RCCL_", "UCX_")  # in which ranks have to agree
+
+
+_OF_LAUNCHER = re.compile(r"I_MPI_(HYDRA|INFO)_\w+")  # what Intel's tells its own processes
+
+
+_NAMED = 3  # settings that one note names
+
+
 _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as another has failed
 
 
 _ANOTHER = "another rank (it or the launcher says why)"
+
+
+def limit_meeting(member: Membership, timeout: float | None) -> float:
+    """Seconds that ranks have to come together, by -T. A small one does not shorten them where
+    ranks are on several hosts: each loads torch before it comes, from a cold or remote disk."""
+    if rendezvous.on_one_host(member):
+        return timeout or SECONDS
+    return max(timeout or 0.0, SECONDS)
 
 
 def detect_launcher(launcher: str = "auto") -> Membership | None:
@@ -162,7 +186,8 @@ def meet_ranks(member: Membership, seconds: float) -> Meeting:
     try:
         with rendezvous.agree_on_doors(member, seconds) as (places, key):
             if member.rank == 0:
-                host = Host(open_listener(places), member.n, key, seconds)
+                listener = open_listener(rendezvous.find_listening_doors(member, places))
+                host = Host(listener, member.n, key, seconds)
             return Meeting(Connection(member, places, key, seconds), host)
     except BaseException:
         if host:
@@ -328,6 +353,11 @@ class Joined(World):
         """This host for each of n ranks, where the launcher says that all are here; else empty."""
         return super().list_hosts(n) if self._member.local_n == self._member.n else []
 
+    def count_sharers(self, n: int) -> int:
+        """As many of n ranks as the launcher says that this host has, or under Slurm the one that
+        has most; n where it does not say."""
+        return min(n, environments.count_most_local(self._member) or n)
+
     def load(self) -> dict[str, Load]:
         """Empty: ranks that the launcher has started run already."""
         return {}
@@ -417,7 +447,10 @@ class Joined(World):
         control = worker.connect_control(setup, store)
         member = self._member._replace(local_rank=setup.local_rank, local_n=setup.local_n)
         board = shared_board(member, control)
-        line = _add_facts(_collect_hosts(control, setup, hosts), listener.accept)
+        facts = _collect_hosts(control, setup, hosts)
+        if member.rank == 0 and "COLLBENCH_WORLD" not in os.environ:  # else one of many launches
+            note_unlike_settings(facts, member.launcher)
+        line = _add_facts(facts, listener.accept)
         agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
         timer.cancel()
         return setup, control, board, line, msgspec.convert(agreed, list[Plan])
@@ -481,6 +514,55 @@ def _collect_hosts(control: Control, setup: Place, names: list[str]) -> dict[str
     return {name: of_host for name, of_host in zip(names, collected, strict=True) if of_host}
 
 
+def describe_unlike_settings(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Recorded settings in which hosts differ, each with what it is on which, but for what a
+    launcher sets itself."""
+    odd = dict(zip(facts, environment.find_odd_hosts(list(facts.values())), strict=True))
+    settings: dict[str, str] = {}
+    for fact in next(iter(odd.values()), {}):
+        name = fact.removeprefix("variables.")
+        hosts_by_value: dict[Any, list[str]] = {}
+        for host, of_host in odd.items():
+            hosts_by_value.setdefault(of_host[fact], []).append(host)
+        is_of_devices = _OF_DEVICES.fullmatch(name) and None not in hosts_by_value
+        if name != fact and not is_of_devices and not _OF_LAUNCHER.fullmatch(name):
+            clauses = [
+                ("not set" if value is None else plain_line(str(value))[:40] or "empty")
+                + f" on {_join_hosts(hosts)}"
+                for value, hosts in hosts_by_value.items()
+            ]
+            settings[name] = f"{name} is {', '.join(clauses)}"
+    return settings
+
+
+def _join_hosts(hosts: Sequence[str]) -> str:
+    more = len(hosts) - _NAMED
+    return ", ".join(hosts[:_NAMED]) + f" and {more} more" * (more > 0)
+
+
+def note_unlike_settings(facts: Mapping[str, Mapping[str, Any]], launcher: str) -> None:
+    """Say on standard error which settings differ between hosts, and how a launcher passes them
+    on: Open MPI's mpirun does so only where it is told."""
+    settings = describe_unlike_settings(facts)
+    if not settings:
+        return
+    names, more = list(settings)[:_NAMED], len(settings) - _NAMED
+    phrases = "; ".join(settings[name] for name in names) + f" and {more} more" * (more > 0)
+    how = {
+        "mpirun (Open MPI)": f": mpirun -x {' -x '.join(names)}",
+        "srun": ": srun --export=ALL",
+    }.get(launcher, "")
+    matters = ", and ranks may hang or get wrong data" * any(map(_is_of_protocol, settings))
+    print_message(
+        f"settings differ between hosts{matters}: {phrases}",
+        f"have all hosts get the same{how}",
+    )
+
+
+def _is_of_protocol(name: str) -> bool:
+    return name.startswith(_OF_PROTOCOLS)
+
+
 def describe_hosts(facts: Mapping[str, Mapping[str, Any]], backend: str) -> list[HostInfo]:
     """Each host and by what it differs, of the facts that decide how fast ``backend`` is."""
     used = [
@@ -516,5 +598,7 @@ def _blame_rank(error: Exception, meeting: Meeting) -> str:
     if stopped := meeting.connection.stopped():
         return f"lost others, as {stopped}"
     return (
-        f"lost {meeting.gone()} (the launcher says why)" if meeting.gone() else f"lost {_ANOTHER}"
+        f"lost {meeting.gone()} (the launcher says why)"
+        if meeting.gone()
+        else f"lost {_ANOTHER}: {first_line(error)}"
     )

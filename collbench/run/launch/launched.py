@@ -169,10 +169,11 @@ class Launched(Places):
 
 @contextmanager
 def gather_places(member: Membership, timeout: float | None, folder: Path) -> Iterator[Launched]:
-    """At rank 0: the places of all, which have ``timeout`` seconds to come, and to say that they
-    are there. They end once this process has, with the code of what is raised within."""
+    """At rank 0: the places of all, which come as limit_meeting says, and have ``timeout`` seconds
+    to say that they are there. They end once this process has, with the code of what is raised
+    within."""
     join.divert_stdout()
-    meeting = join.meet_ranks(member, timeout or join.SECONDS)
+    meeting = join.meet_ranks(member, join.limit_meeting(member, timeout))
     places, code = Launched(member, meeting, folder, timeout or PRESENT_SECONDS), int(Exit.OK)
     try:
         yield places
@@ -189,7 +190,7 @@ def serve_place(member: Membership, timeout: float | None, sides: Sides) -> int:
     """At all ranks but 0: keep a place for ranks of ``sides``, and return the code to exit with,
     which is rank 0's. Where that is lost, one rank a host says so."""
     join.divert_stdout()
-    connection = join.meet_ranks(member, timeout or join.SECONDS).connection
+    connection = join.meet_ranks(member, join.limit_meeting(member, timeout)).connection
     with folders.make_private() as folder:
         try:
             serving = _Serving(connection, Keeper(folder, sides), timeout or PRESENT_SECONDS)

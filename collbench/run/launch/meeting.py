@@ -35,6 +35,7 @@ import msgspec
 import psutil
 
 from collbench.core.errors import CannotRun
+from collbench.machine import descriptors
 from collbench.run.launch import folders
 from collbench.run.launch.awake import AwakeClock
 from collbench.run.launch.board import (
@@ -81,6 +82,9 @@ SILENT_SHARE = 0.6
 LOOK_SECONDS = 1.0  # between readings of the clock
 
 
+NAMES_HINT = "ranks are told apart by it: give each host a name of its own (hostnamectl)"
+
+
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -100,6 +104,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launcher: str
     version: str
     nonce: str = ""
+    boot: str = ""  # a hash that tells machines of one name apart, if known
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -110,12 +115,16 @@ class Greeting(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a hello: first that it was understood, then every rank's host, or why there is
-    no world. ``pids`` are those of ranks that came by a socket of this host, else 0."""
+    no world, with what to do if that is another than usual. ``pids`` are those of ranks that came
+    by a socket of this host, else 0. ``address`` is rank 0's as the first rank of another host
+    reached it, if that is no loopback."""
 
     refused: str = ""
+    hint: str = ""
     late: bool = False
     hosts: list[str] = []
     pids: list[int] = []
+    address: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -237,7 +246,9 @@ def open_listener(doors: Sequence[Door]) -> socket.socket:
 def _open_door(door: Door) -> socket.socket:
     if not isinstance(door, Path):
         return socket.create_server(
-            door, family=socket.AF_INET6 if ":" in door[0] else socket.AF_INET
+            door,
+            family=socket.AF_INET6 if ":" in door[0] else socket.AF_INET,
+            dualstack_ipv6=door[0] == "::",
         )
     door.unlink(missing_ok=True)
     at = socket.socket(socket.AF_UNIX)
@@ -273,6 +284,7 @@ class MeetingServer:
         self._last_beats: dict[int, float] = {}
         self._places: dict[int, Place] = {}  # of ranks, as they said last
         self._pids: dict[int, int] = {}  # of those that came by a socket of this host
+        self._addresses: dict[int, str] = {}  # of this host, at which ranks came
         self._lines: dict[int, tuple[asyncio.StreamWriter, Seal]] = {}
         self._left_ranks: set[int] = set()
         # when a world that takes turns had its last, infinity while it waits for one
@@ -420,9 +432,9 @@ class MeetingServer:
             for writer in list(self._pending):
                 writer.transport.abort()
 
-    def _decide(self, refused: str, late: bool = False) -> None:
+    def _decide(self, refused: str, late: bool = False, hint: str = "") -> None:
         if not self._decided.is_set():
-            self._verdict = Verdict(refused, late)
+            self._verdict = Verdict(refused, hint, late)
             self._decided.set()
 
     async def _door(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -468,18 +480,9 @@ class MeetingServer:
         if writer.transport.is_closing():
             return  # it had to make room, and will come again
         writer.write(seal.line(Verdict()))
-        if why := explain_mismatch(hello, self._came):
-            self._decide(why)
-        else:
-            self._came[hello.rank] = hello
-            self._note_pid(hello.rank, writer.get_extra_info("socket"))
-        if len(self._came) == self._n:
-            self._decide("")
+        self._let_in(hello, writer.get_extra_info("socket"))
         await self._until_decided(hello, reader)
-        ranks = range(0 if self._verdict.refused else self._n)
-        hosts = [self._came[rank].host for rank in ranks]
-        pids = [self._pids.get(rank, 0) for rank in ranks]
-        writer.write(seal.line(msgspec.structs.replace(self._verdict, hosts=hosts, pids=pids)))
+        writer.write(seal.line(self._complete_verdict()))
         await writer.drain()
         self._lines[hello.rank] = writer, seal
         try:
@@ -505,6 +508,29 @@ class MeetingServer:
             if not self._verdict.refused:
                 self._left_ranks.add(hello.rank)
                 self._tell_news(News(rank=hello.rank, gone=hello))
+
+    def _let_in(self, hello: Hello, at: socket.socket) -> None:
+        """Count a rank that has come, or decide that there is no world with it."""
+        if why := explain_mismatch(hello, self._came):
+            self._decide(why)
+        elif why := explain_namesakes(hello, self._came.values()):
+            self._decide(why, hint=NAMES_HINT)
+        else:
+            self._came[hello.rank] = hello
+            self._addresses[hello.rank] = find_address(at.getsockname())
+            self._note_pid(hello.rank, at)
+        if len(self._came) == self._n:
+            self._decide("")
+
+    def _complete_verdict(self) -> Verdict:
+        if self._verdict.refused:
+            return self._verdict
+        hosts = [self._came[rank].host for rank in range(self._n)]
+        pids = [self._pids.get(rank, 0) for rank in range(self._n)]
+        reached = (self._addresses[rank] for rank in self._came if hosts[rank] != hosts[0])
+        address = next(reached, "")  # loopback: by what forwards to it on this host
+        is_own = address.startswith("127.") or address == "::1"
+        return Verdict(hosts=hosts, pids=pids, address="" if is_own else address)
 
     def _note_pid(self, rank: int, at: socket.socket) -> None:
         if at.family == socket.AF_UNIX:
@@ -583,6 +609,24 @@ def explain_mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:
     return ""
 
 
+def explain_namesakes(hello: Hello, came: Iterable[Hello]) -> str:
+    """Why ranks of hosts of one name cannot be of one world, where who comes is on another machine
+    than those that came; or "". Containers of one machine have one boot, and names of their own."""
+    for other in came:
+        if hello.host == other.host and hello.boot and other.boot not in ("", hello.boot):
+            return (
+                f"ranks {other.rank} and {hello.rank} are on two machines that both call themselves"
+                f" {hello.host}"
+            )
+    return ""
+
+
+def find_address(name: object) -> str:
+    """The address in a socket's own name, IPv4 as such also at a socket of both kinds; "" for a
+    path."""
+    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+
+
 def describe_missing(came: Iterable[Hello], n: int, seconds: float, strays: int) -> str:
     """The ranks that never came, and where the others are, in words."""
     ranks = sorted(set(range(n)) - {hello.rank for hello in came})
@@ -650,6 +694,7 @@ def main() -> None:
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    descriptors.raise_limit()
     asyncio.run(serve(socket.socket(fileno=0)))
     # of what rank 0 has left that was killed
     folders.sweep_folders(folders.find_temporary_folder())

@@ -13,6 +13,7 @@ later. Open MPI has no such thing; there MPI itself has to tell, by mpi4py.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import os
@@ -20,15 +21,20 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from collbench.core.errors import CannotRun, RunBroken
+from collbench.core.text import print_message
 from collbench.machine import environment
-from collbench.machine.routes import find_named_interface
+from collbench.machine.routes import (
+    find_default_interface,
+    find_named_interface,
+    is_inner_bridge,
+)
 from collbench.run.launch import environments, folders
 from collbench.run.launch.children import killed_after
 from collbench.run.launch.environments import Membership
@@ -42,6 +48,9 @@ FIRST_PORT, LAST_PORT = 20_000, 32_000  # below those that Linux hands out to an
 
 
 LOOPBACK = "lo"
+
+
+EVERYWHERE = "::", "0.0.0.0"  # all addresses of a host: with IPv6, and without it
 
 
 # who starts processes on a host: Open MPI 5 and 4, MPICH and Intel MPI, PBS, Cray, Flux
@@ -62,7 +71,7 @@ DAEMONS = (
 )
 
 
-_MISSING = "did all ranks start, with the same command line? -T sets the limit"
+_MISSING = "did all ranks start, with the same command line? a longer -T waits longer"
 
 
 _NAME = "collbench-meeting"  # of what PMI keeps
@@ -100,6 +109,8 @@ def agree_on_doors(member: Membership, seconds: float) -> Iterator[tuple[list[Do
             " install mpi4py",
         )
     host, token = agreed
+    if not host:
+        raise _no_address("rank 0")
     yield _list_doors(member, host, token), (os.environ.get("COLLBENCH_TOKEN") or token).encode()
 
 
@@ -110,7 +121,7 @@ def _private_folder(member: Membership) -> Iterator[Path]:
 
     Raises CannotRun where somebody else has made it.
     """
-    name = f"{folders.PREFIX}{os.getuid()}-{_local_name(member)}"
+    name = f"{folders.make_prefix()}{os.getuid()}-{_local_name(member)}"
     folder, opened = folders.find_temporary_folder() / name, None
     while opened is None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -175,28 +186,88 @@ def _list_doors(member: Membership, host: str, launch: str = "") -> list[Door]:
 
 def _address_from_here(host: str) -> str:
     """Where a rank looks for rank 0, whose host may be this one, or be unknown for a while yet."""
-    with suppress(OSError):
-        if _is_own_name(host, _resolve_host(host)):
-            return chosen_address() or host
-    return host
+    try:
+        is_here = _is_own_name(host, _resolve_host(host))
+    except OSError:
+        is_here = _is_called(host)
+    return chosen_address() or host if is_here else host
 
 
 def own_address(host: str) -> str:
-    """Where rank 0 listens so that ``host`` leads to it. Raises CannotRun when ``host`` is
-    unknown."""
+    """Rank 0's address: what ``host`` leads to, else the chosen one where that leads to this host
+    from here alone, or from elsewhere alone. Raises CannotRun where there is none, or ``host`` is
+    unknown, but as this machine's own name, which a pod knows before the cluster's DNS does."""
     try:
         address = _resolve_host(host)
     except OSError as e:
+        if _is_called(host):
+            return _require_address()
         raise CannotRun(
             f"rank 0 on {environment.host_name()} does not know the host {host} it is said to be"
             f" on: {e}",
             "set MASTER_ADDR to an address of rank 0's host",
         ) from e
+    if not _can_bind(address):
+        return _require_address()
     return chosen_address() or address if _is_own_name(host, address) else address
+
+
+def find_listening_doors(member: Membership, doors: list[Door]) -> list[Door]:
+    """Where rank 0 listens for those who come to ``doors``: there, but at all addresses of this
+    host where other hosts may know it by another one than its own. Says so where the host that the
+    launcher names has none of them."""
+    host = environments.place_of_rank0(member)
+    if not host or isinstance(doors[0], Path) or find_named_interface():
+        return doors  # who names an interface wants no other used
+    with suppress(OSError):
+        address = _resolve_host(host)
+        if not _can_bind(address):
+            print_message(
+                f"rank 0 on {environment.host_name()} listens at all its addresses, as none of them"
+                f" is that of {host} ({address})",
+                f"does something forward {host} to it? else set MASTER_ADDR to rank 0's host",
+            )
+        elif not _is_own_name(host, address):
+            return doors
+    everywhere = EVERYWHERE[not socket.has_dualstack_ipv6()]
+    return [(everywhere, door[1]) for door in doors if not isinstance(door, Path)]
+
+
+def _is_called(host: str) -> bool:
+    """Whether the first part of a name is that of this machine's."""
+    return host.partition(".")[0] == environment.host_name().partition(".")[0]
 
 
 def _resolve_host(host: str) -> str:
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def _can_bind(address: str) -> bool:
+    """Whether an address is this host's own, not that of a gateway or service before it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((address, 0))
+    except OSError as e:
+        return e.errno != errno.EADDRNOTAVAIL
+    return True
+
+
+def _require_address() -> str:
+    """The chosen address. Raises CannotRun where there is none."""
+    if address := chosen_address():
+        return address
+    raise _no_address(f"rank 0 on {environment.host_name()}")
+
+
+def _no_address(subject: str) -> CannotRun:
+    interface = find_named_interface()
+    where = f" on {interface} (GLOO_SOCKET_IFNAME)" if interface else ""
+    return CannotRun(
+        f"{subject} has no address{where} that other hosts could reach",
+        "set GLOO_SOCKET_IFNAME to an interface of rank 0's host that is up, or MASTER_ADDR to an"
+        " address of it",
+    )
 
 
 def _is_own_name(host: str, address: str) -> bool:
@@ -209,17 +280,40 @@ def _is_own_name(host: str, address: str) -> bool:
 
 
 def chosen_address() -> str:
-    """This host's on the interface that GLOO_SOCKET_IFNAME names first, else on the first that is
-    up and not loopback."""
-    interface = find_named_interface()
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    for name, addresses in psutil.net_if_addrs().items():
-        card = name.partition(":")[0]  # an address may have a label: lo:0
-        if name == interface or (not interface and card != LOOPBACK and card in up):
-            for address in addresses:
-                if address.family == socket.AF_INET and not address.address.startswith("127."):
-                    return address.address
+    """This host's address for other hosts: on the interface that GLOO_SOCKET_IFNAME names first,
+    else on the default route's, else on the first that leads outside. IPv4 before IPv6; "" where
+    there is none."""
+    interface, addresses = find_named_interface(), psutil.net_if_addrs()
+    names = [interface] if interface else _list_outward_interfaces(addresses)
+    candidates = [address for name in names for address in addresses.get(name, ())]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for address in candidates:
+            if address.family == family and _is_for_others(address.address, bool(interface)):
+                return address.address
     return ""
+
+
+def _list_outward_interfaces(names: Iterable[str]) -> list[str]:
+    """The interfaces that are up, neither loopback nor a bridge inside this host; that of the
+    default route first."""
+    default = find_default_interface()
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup} - {LOOPBACK}
+    outward = [
+        name
+        for name in names
+        if (card := name.partition(":")[0]) in up  # an address may have a label: lo:0
+        and (card == default or not is_inner_bridge(card))
+    ]
+    return sorted(outward, key=lambda name: name != default)
+
+
+def _is_for_others(text: str, is_named: bool) -> bool:
+    """Whether an address may lead other hosts here. One of a link alone, as a BMC's USB device has,
+    does so in IPv4 where the user names its interface."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if address.is_link_local:
+        return is_named and address.version == 4
+    return not address.is_loopback
 
 
 def find_interface(address: str) -> str:

@@ -9,6 +9,8 @@ line closes, however that happens, or when nothing comes by it for a time.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import re
@@ -18,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,11 +33,11 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import format_count, plain_line, print_message
 from collbench.core.version import __version__
 from collbench.machine import variables
-from collbench.run.launch import environments
+from collbench.run.launch import environments, join
 from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.host_list import ListedHost
 from collbench.run.launch.launched import PRESENT_SECONDS, Far
-from collbench.run.launch.meeting import SILENT_SHARE, say_silent
+from collbench.run.launch.meeting import NAMES_HINT, SILENT_SHARE, say_silent
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.suite.sweep import Axes, Suite
 from collbench.survive.crash import HINTS, LIMITS
@@ -43,7 +45,7 @@ from collbench.survive.crash import HINTS, LIMITS
 MARK = b"collbench-place "  # of the first line; what login scripts print comes before it
 
 
-CONNECT_SECONDS = 20  # for a host to take a connection, unless -T is less
+CONNECT_SECONDS = 20  # for a host to take a connection; its Python may load for longer
 
 
 _PATIENCE = 5.0  # for all hosts to answer, before it is said which are waited for
@@ -68,6 +70,22 @@ _OWN = (
 
 # What a scheduler or launcher has told the launching process of itself.
 _OF_JOBS = re.compile(r"(SLURM|PBS|FLUX|MASTER)_\w+|RANK|WORLD_SIZE|LOCAL_RANK")
+
+
+# The dynamic loader finds libraries by these. sshd, not the command, sets them on a host: what one
+# machine preloads may not be there on another.
+LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+
+
+STARTUP_FILES = "~/.bashrc above any return, ~/.zshenv"  # as non-interactive shells read them
+
+
+# what the dynamic loaders of glibc and musl say where a program or module lacks a library
+_LACKS_LIBRARY = re.compile(
+    r"error (while )?loading shared librar|cannot open shared object file|symbol lookup error"
+    r"|version `.+' not found",
+    re.IGNORECASE,
+)
 
 
 # What the process there runs first, in whatever version of Python that is: it says what it is, and
@@ -101,7 +119,8 @@ else:
 
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first line of the process on a host. ``error`` is why collbench cannot be imported there;
-    ``boot`` tells kernels apart; ``address`` is where ranks on other hosts reach this one."""
+    ``boot`` tells kernels apart; ``address`` is where ranks on other hosts reach this one;
+    ``loader`` are digests of LOADER_VARIABLES."""
 
     python: str = ""
     version: str = ""
@@ -112,6 +131,7 @@ class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: int = 0
     cores: int = 0
     torch: str = ""
+    loader: dict[str, str] = {}
 
 
 class HostLink:
@@ -132,6 +152,7 @@ class HostLink:
         self.unheard = 0  # signs of life of this side since the last word of that one
         self.places: list[Far] = []
         self._closing, self._errors = False, deque[str](maxlen=_LAST_LINES)
+        self._printed = deque[str](maxlen=_LAST_LINES)  # in place of an answer
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self.python = host.python or sys.executable
         try:
@@ -203,7 +224,7 @@ class HostLink:
     def _read_errors(self) -> None:
         assert self._process.stderr
         for line in self._process.stderr:
-            if text := plain_line(line.decode(errors="replace").strip()).rstrip(".")[:300]:
+            if text := _read_words(line):
                 self._errors.append(text)
 
     def _read(self) -> None:
@@ -217,10 +238,12 @@ class HostLink:
                     self.places[int(seat)].handle_message(message)
             elif MARK in line:  # after what a login script printed without an end of line
                 self._take_facts(line.partition(MARK)[2])
+            elif text := _read_words(line):
+                self._printed.append(text)
         code = self._process.wait()
         self._reading_errors.join(1.0)
         if not self._closing and not self.trouble:
-            self.trouble = describe_end(code, list(self._errors))
+            self.trouble = describe_end(code, self._last_words)
             self.exit_code = code
         self.settled.set()
         for place in self.places if not self._closing else []:
@@ -235,7 +258,13 @@ class HostLink:
 
     def give_up(self, why: str) -> None:
         """Note that there is no answer in time; ssh's last words, if any, say more."""
-        self.trouble = "; ".join([*self._errors, why])
+        self.trouble = "; ".join([*self._last_words, why])
+
+    @property
+    def _last_words(self) -> list[str]:
+        """The last lines of standard error; where there are none, what came in place of an
+        answer."""
+        return list(self._errors or (() if self.facts.python else self._printed))
 
     def close(self) -> None:
         """Have the process there end, which ends its ranks; a client that has not reached it is
@@ -254,6 +283,11 @@ class HostLink:
             self._process.wait()
 
 
+def _read_words(line: bytes) -> str:
+    """A line in plain words, without the full stop at its end."""
+    return plain_line(line.decode(errors="replace").strip()).rstrip(".")[:300]
+
+
 def make_command(words: Sequence[str], host: ListedHost, python: str) -> list[str]:
     """The command line that runs BOOT on a host: ssh's options, the host, what its shell runs. A
     program that is not called ssh gets no option."""
@@ -264,7 +298,7 @@ def make_command(words: Sequence[str], host: ListedHost, python: str) -> list[st
     return [*words, "--", host.target, remote]
 
 
-def split_ssh_words(text: str, seconds: float, silence: float) -> list[str]:
+def split_ssh_words(text: str, silence: float) -> list[str]:
     """The words of --ssh, with what collbench adds: of an option that is there twice, ssh takes the
     first. Raises UsageError."""
     try:
@@ -279,7 +313,7 @@ def split_ssh_words(text: str, seconds: float, silence: float) -> list[str]:
         return words
     options = {
         "BatchMode": "yes",
-        "ConnectTimeout": str(max(1, int(min(CONNECT_SECONDS, seconds)))),
+        "ConnectTimeout": str(CONNECT_SECONDS),
         "ServerAliveInterval": str(max(1, int(silence / 4))),
         "ServerAliveCountMax": "3",
         "ClearAllForwardings": "yes",
@@ -302,6 +336,43 @@ def select_settings(environ: Mapping[str, str], with_path: bool = True) -> dict[
     if with_path and environ.get("PYTHONPATH"):
         chosen["PYTHONPATH"] = environ["PYTHONPATH"]
     return environments.strip_variables(chosen)
+
+
+def digest_loader_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Digests of those LOADER_VARIABLES that are set, by name."""
+    return {
+        name: hashlib.sha256(os.fsencode(value)).hexdigest()[:16]
+        for name in LOADER_VARIABLES
+        if (value := environ.get(name))
+    }
+
+
+def note_unlike_libraries(links: Sequence[HostLink], given: Collection[str] = ()) -> None:
+    """Say on standard error, once, which of this process's LOADER_VARIABLES hosts lack or have
+    otherwise, but for those that ranks are ``given``."""
+    own = digest_loader_variables(os.environ)
+    hosts_by_name = {
+        name: [link.host.name for link in links if link.facts.loader.get(name) != digest]
+        for name, digest in own.items()
+        if name not in given
+    }
+    if names := [name for name, hosts in hosts_by_name.items() if hosts]:
+        hosts = list(dict.fromkeys(host for name in names for host in hosts_by_name[name]))
+        verb, pronoun = ("has", "it") if len(names) == 1 else ("have", "them")
+        settings = " ".join(f'--env "{name}=${name}"' for name in names)
+        _print_once(
+            f"{' and '.join(names)} {verb} another value on {_join_some(hosts)}, or none:"
+            f" --launcher ssh does not pass {pronoun} on, and a library that is found by"
+            f" {pronoun} here, such as a net plugin of NCCL, may not be loaded there",
+            f"give {pronoun} to ranks with {settings} (ab: in --base and --head, where this note"
+            f" does not look), or export {pronoun} there in a file that non-interactive shells"
+            f" read: {STARTUP_FILES}",
+        )
+
+
+@functools.cache
+def _print_once(message: str, hint: str) -> None:
+    print_message(message, hint)
 
 
 def describe_end(code: int, errors: Sequence[str]) -> str:
@@ -347,7 +418,7 @@ class SshHosts(msgspec.Struct, frozen=True):
         per_host = axes.per_host or max(host.slots for host in self.hosts)
         backends = axes.backends
         if not backends:
-            links = self.connect(self.hosts[:1], CONNECT_SECONDS, PRESENT_SECONDS)
+            links = self.connect(self.hosts[:1], join.SECONDS, PRESENT_SECONDS)
             close_links(links)
             backends = ("nccl",) if links[0].facts.gpus else ("gloo",)
         return msgspec.structs.replace(axes, backends=backends, ranks=ranks, per_host=per_host)
@@ -360,7 +431,8 @@ class SshHosts(msgspec.Struct, frozen=True):
             )
 
     def hold_places(self, suite: Suite, seconds: float) -> Places:
-        """The places for a suite's largest world, within so many seconds."""
+        """The places for a suite's largest world, within so many seconds, but no fewer than
+        ranks have to come together (join.SECONDS)."""
         if suite.policy.virtual:
             raise UsageError(
                 "--virtual-ranks: --launcher ssh starts real ranks", "leave --virtual-ranks out"
@@ -369,7 +441,10 @@ class SshHosts(msgspec.Struct, frozen=True):
         self._refuse_more(n)
         hosts = self.hosts[: self.count_hosts(n)]
         patience = max(timeout or PRESENT_SECONDS, 5.0) * SILENT_SHARE
-        return SshPlaces(self.connect(hosts, seconds, patience), n, patience)
+        links = self.connect(hosts, max(seconds, join.SECONDS), patience)
+        given = {name for env in suite.values("envs") for name, _ in env}
+        note_unlike_libraries(links, given)
+        return SshPlaces(links, n, patience)
 
     def connect(
         self, hosts: Sequence[ListedHost], seconds: float, patience: float
@@ -388,7 +463,7 @@ class SshHosts(msgspec.Struct, frozen=True):
         self, hosts: Sequence[ListedHost], seconds: float, patience: float
     ) -> list[HostLink]:
         """A link to each host, each of which has answered or has ``trouble``."""
-        words = split_ssh_words(self.command, seconds, patience)
+        words = split_ssh_words(self.command, patience)
         links: list[HostLink] = []
         try:
             for host in hosts:
@@ -419,14 +494,14 @@ def _await_links(links: Sequence[HostLink], seconds: float) -> None:
 
 def find_trouble(link: HostLink) -> tuple[str, str]:
     """Why a host cannot keep places and what to do about it; twice "" where it can."""
-    host, facts = link.host.name, link.facts
-    python = f"{link.python}" + (f" (Python {facts.python})" if facts.python else "")
+    facts = link.facts
+    python = f"{link.python} (Python {facts.python})"
     install = f"install collbench {__version__}"
     if facts.error:
+        lacks_library = _LACKS_LIBRARY.search(facts.error)
         return (
             f"{python} cannot load collbench: {plain_line(facts.error)}",
-            f"{install} there, or name another interpreter in the file of --hosts:"
-            f" {host} python=PATH",
+            _find_libraries(link) if lacks_library else f"{install} there, or {_name_python(link)}",
         )
     if facts.version and facts.version != __version__:
         return (
@@ -435,23 +510,62 @@ def find_trouble(link: HostLink) -> tuple[str, str]:
         )
     if not link.trouble:
         return "", ""
-    if link.exit_code in (126, 127):
+    if _is_client_broken(link):
+        hint = "ssh itself does not start here: does LD_LIBRARY_PATH mislead it? ssh -V"
+        return link.trouble, hint
+    lacks_library = _LACKS_LIBRARY.search(link.trouble) if _is_reached(link) else None
+    if lacks_library or link.exit_code in (126, 127):
+        install = f"install collbench there at the same path, or {_name_python(link)}"
         return (
             f"{link.python} cannot be run there ({link.trouble})",
-            f"install collbench there at the same path, or name its interpreter in the file of"
-            f" --hosts: {host} python=PATH",
+            _find_libraries(link) if lacks_library else install,
         )
     return link.trouble, _suggest_remedy(link)
 
 
+def _name_python(link: HostLink) -> str:
+    return f"name another interpreter in the file of --hosts: {link.host.name} python=PATH"
+
+
+def _find_libraries(link: HostLink) -> str:
+    return (
+        "if it needs LD_LIBRARY_PATH, export that there in a file that non-interactive shells read"
+        f" ({STARTUP_FILES}), or {_name_python(link)}"
+    )
+
+
+def _is_reached(link: HostLink) -> bool:
+    """Whether it is the command on the host that failed: ssh ends with its code, and with 255 for
+    errors of its own. Of another program than ssh nothing is known."""
+    return _is_ssh(link) and link.exit_code > 0 and link.exit_code != 255
+
+
+def _is_ssh(link: HostLink) -> bool:
+    return Path(shlex.split(link.by_hand)[0]).name == "ssh"
+
+
+def _is_client_broken(link: HostLink) -> bool:
+    """Whether the loader of this machine could not start the ssh client, as its words say."""
+    client = shlex.split(link.by_hand)[0]
+    return _is_ssh(link) and link.exit_code == 127 and link.trouble.startswith(f"{client}: ")
+
+
 def _suggest_remedy(link: HostLink) -> str:
     target, text = link.host.target, link.trouble.lower()
+    by_hand = f"{link.by_hand} {target}"
+    batch = f"{link.by_hand} -o BatchMode=yes {target}"
+    if _is_reached(link):
+        return f"ssh reaches it: what does this say? {batch} {shlex.quote(link.python)} -V"
+    if "has changed" in text:
+        return (
+            f"if it was installed anew, remove its old key (ssh-keygen -R {link.host.name}) and log"
+            f" in once by hand: {by_hand}"
+        )
     if "host key verification failed" in text:
-        by_hand = f"{link.by_hand} {target}"
         return f"log in once by hand to accept its key, or add it to known_hosts: {by_hand}"
     if "permission denied" in text:
         return f"nobody is asked for a password: give this user's key access: ssh-copy-id {target}"
-    return f"does this reach it? {link.by_hand} -o BatchMode=yes {target} true"
+    return f"does this reach it? {batch} true"
 
 
 def refuse_links(links: Sequence[HostLink]) -> None:
@@ -473,7 +587,7 @@ def refuse_links(links: Sequence[HostLink]) -> None:
             raise CannotRun(
                 f"--launcher ssh: {other.host.name} and {link.host.name} both call themselves"
                 f" {plain_line(link.facts.host)}",
-                "ranks are told apart by it: give each host a name of its own (hostnamectl)",
+                NAMES_HINT,
             )
 
 

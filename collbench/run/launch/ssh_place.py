@@ -22,7 +22,7 @@ from collbench.machine.routes import find_named_interface
 from collbench.run.launch import folders, join, rendezvous
 from collbench.run.launch.keeper import Keeper
 from collbench.run.launch.launched import Errand, carry_out
-from collbench.run.launch.ssh import MARK, HostFacts
+from collbench.run.launch.ssh import MARK, HostFacts, digest_loader_variables
 from collbench.survive import streams
 
 
@@ -57,13 +57,13 @@ def gather_host_facts() -> HostFacts:
         gpus=environment.gpu_count(),
         cores=cpus.core_count(),
         torch=torch,
+        loader=digest_loader_variables(os.environ),
     )
 
 
 def find_address(connection: str) -> str:
     """Where ranks on other hosts reach this one: at the interface that GLOO_SOCKET_IFNAME names,
-    else where ssh did (SSH_CONNECTION: client, port, server, port), else at the first that is no
-    loopback."""
+    else where ssh did (SSH_CONNECTION: client, port, server, port), else at the default route's."""
     fields = connection.split()
     reached = fields[2] if len(fields) == 4 else ""
     is_local = reached.startswith("127.") or reached == "::1" or "%" in reached

@@ -30,6 +30,7 @@ CannotRun, with code 5.
 from __future__ import annotations
 
 import math
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -62,6 +63,10 @@ class Death(NamedTuple):
 
 # A library aborts, and mpirun terminates ranks, where another has said why.
 FOLLOWING = (signal.SIGABRT, signal.SIGTERM)
+
+
+# what a joined rank says that has only noticed that another is gone (join.py)
+LOST = re.compile(r" lost (?:rank |others, |another rank |the process in which )")
 
 
 STOPPED = Death(IS_STOPPED)
@@ -199,10 +204,15 @@ class RankWatch:
         return end.signal == signal.SIGABRT, rank
 
     def choose_error(self) -> CannotRun | RunBroken:
-        """The error that is to blame for the others; here of ranks that name themselves."""
+        """The error that is to blame for the others; here of ranks that name themselves. Where all
+        have only noticed that another is gone, one that names it."""
         return min(
             self.errors.values(),
-            key=lambda error: (error.exit == Exit.TIMEOUT, " lost rank " in error.message),
+            key=lambda error: (
+                error.exit == Exit.TIMEOUT,
+                LOST.search(error.message) is not None,
+                " lost rank " not in error.message,
+            ),
         ).as_error(self.progress.job(0))
 
     def check_progress(self) -> None:

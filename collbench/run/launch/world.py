@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -79,6 +80,11 @@ class World(Protocol):
     def list_hosts(self, n: int) -> list[str]:
         """The host of each of n ranks; empty where it is not known before they have met."""
         return [environment.host_name()] * n
+
+    def count_sharers(self, n: int) -> int:
+        """How many of n ranks are on the host that has most of them; n where hosts are not
+        known."""
+        return max(Counter(self.list_hosts(n)).values(), default=n)
 
     def environment(self) -> dict[str, Any]:
         """The machine of rank 0, and the git repository that the command runs in."""

@@ -3,6 +3,7 @@ a GPU those that are nearest to that."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Collection
@@ -17,10 +18,25 @@ GPU_CORES = 4  # of a GPU's rank: itself, two threads of NCCL's for a network, a
 
 class Cores(NamedTuple):
     """Whether any machine has more ranks than cores for them (``oversubscribed``), or fewer than
-    threads of theirs that must run (``cramped``)."""
+    threads of theirs that must run (``cramped``); and whether any rank's launcher has bound it to
+    fewer cores than GPU_CORES (``bound``)."""
 
     oversubscribed: bool
     cramped: bool
+    bound: bool = False
+
+
+@functools.cache
+def _list_given_cpus() -> list[int]:
+    """The CPUs that this process might use when it was first asked: before it was bound here."""
+    return cpus.list_affinity()
+
+
+def is_bound_to_few() -> bool:
+    """Whether this process was given fewer cores than a GPU's rank needs, and fewer than its
+    machine has."""
+    given = len(cpus.by_core(_list_given_cpus()))
+    return given < min(GPU_CORES, cpus.machine_core_count())
 
 
 def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores:
@@ -32,7 +48,8 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
     """
     cores = cpus.usable_cpus()[: cpus.core_count()]
     own_host = environment.boot_id() or environment.host_name()
-    everyone = control.collect([own_host, cores])
+    collected = control.collect([own_host, cores, is_bound_to_few()])
+    everyone = [(machine, rank_cores) for machine, rank_cores, _ in collected]
     shared = {
         machine: {c for m, rank_cores in everyone for c in rank_cores if m == machine}
         for machine, _ in everyone
@@ -46,6 +63,7 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
     return Cores(
         oversubscribed=any(count > core_count for count, core_count in ranks),
         cramped=any(count * threads > core_count for count, core_count in ranks),
+        bound=any(is_bound for _, _, is_bound in collected),
     )
 
 

@@ -28,7 +28,7 @@ from collbench.core import groups
 from collbench.core.backend_info import backend_info, find_origin, register_file
 from collbench.core.backend_sources import list_imports
 from collbench.core.errors import CannotRun, RunBroken, first_line
-from collbench.machine import cpus, environment, sysfs, topology
+from collbench.machine import cpus, descriptors, environment, sysfs, topology
 from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import GpuState, RankInfo, Record, Scheme, World
@@ -61,9 +61,10 @@ Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; 
 Turn = Callable[[int], object]  # at rank 0, wait for the turn of a world that is at a job
 
 
-REFUSED = re.compile(
-    "invalid argument|invalid usage|no algorithm/protocol", re.IGNORECASE
-)  # what NCCL cannot do
+REFUSED = re.compile(  # what NCCL cannot do; what CUDA said of it comes behind
+    r"(?:(?!Last error:).)*?(?:invalid argument|invalid usage)|.*no algorithm/protocol",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 class Place(NamedTuple):
@@ -84,6 +85,7 @@ def connect_control(setup: Place, store: Any) -> Control:
     torch's monitor of NCCL stays off unless the user has set it: every second it would ask the
     store, under a launcher by this rank's Python, and -T limits how long ranks may stand still.
     """
+    descriptors.raise_limit()
     torch.set_num_threads(1)
     # sums that several calls of a sample make in place may outgrow their type
     np.seterr(over="ignore", invalid="ignore")
@@ -339,6 +341,8 @@ class Worker:
             [init_ns, msgspec.to_builtins(rank_info), host, counters, fake]
         )
         inits, infos, hosts, host_counters, fakes = zip(*everyone, strict=True)
+        gpu_use = backend_info(self._plan.backend).gpu
+        without_gpus = any(fakes) or self._backend.interpreted or self._policy.virtual
         ranks = [msgspec.convert(info, RankInfo) for of_rank in infos for info in of_rank]
         return World(
             index=self._plan.index,
@@ -348,7 +352,8 @@ class Worker:
             launcher=setup.launcher,
             ranks=ranks,
             oversubscribed=cores.oversubscribed,
-            cramped=cores.cramped and not backend_info(self._plan.backend).gpu,
+            cramped=cores.cramped and not gpu_use,
+            few_cores=cores.bound and gpu_use == "each" and not without_gpus,
             same_clock=common is None or common.exact,
             library=", ".join(filter(None, (self._backend.library, origin, self._clocks))),
             init_ns=max(inits),
@@ -519,8 +524,9 @@ class Worker:
                 call.run_with_data(self._backend.finish)  # which raises what a call could not
                 trouble = "" if ranks else None
             except REFUSALS as e:
-                if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
+                if isinstance(e, dist.DistError) and not REFUSED.match(str(e)):
                     raise
+                self._backend.finish()  # raises where the device is broken, not the call refused
                 trouble = first_line(e) + self._locate_in_file(e)
             troubles = [
                 trouble for trouble in self._control.collect(trouble) if trouble is not None

@@ -193,6 +193,7 @@ def test_one_cpu_of_each_core_comes_first(server: Machine) -> None:
     server.allow("1-2,9-10,12")
     assert cpus.usable_cpus(server.root) == [1, 2, 12, 9, 10]
     assert cpus.core_count(server.root) == 3
+    assert cpus.machine_core_count(server.root) == 8
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine.routes import find_default_interface
+from collbench.machine.routes import find_default_interface, is_inner_bridge
 
 HEAD = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 NEAR = "eth1\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
@@ -37,3 +37,27 @@ def test_the_default_route_is_found(tmp_path: Path, four: str, six: str, name: s
 
 def test_a_host_without_tables_has_none(tmp_path: Path) -> None:
     assert find_default_interface(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("ports", "is_inner"),
+    [
+        ({}, True),
+        ({"veth1": "upper_br0"}, True),
+        ({"veth1": "upper_br0", "eth0": "device"}, False),
+        ({"bond0": "lower_eth0"}, False),
+    ],
+)
+def test_a_bridge_without_a_card_is_inside_the_host(
+    tmp_path: Path, ports: dict[str, str], is_inner: bool
+) -> None:
+    interfaces = tmp_path / "sys/class/net"
+    for folder in ("bridge", "brif"):
+        (interfaces / "br0" / folder).mkdir(parents=True)
+    for name, mark in ports.items():
+        (interfaces / "br0" / "brif" / name).mkdir()
+        (interfaces / name / mark).mkdir(parents=True)
+    (interfaces / "eth9").mkdir()
+    assert is_inner_bridge("br0", tmp_path) is is_inner
+    assert not is_inner_bridge("eth9", tmp_path)
+    assert not is_inner_bridge("absent", tmp_path)

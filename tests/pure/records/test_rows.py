@@ -12,6 +12,7 @@ import pytest
 from factories import SUITE, case, experiment, record, run, world
 
 from collbench.records import paired, rows, stats
+from collbench.records.flags import is_always, look_up
 from collbench.records.rows import Row
 from collbench.records.types import End, RankInfo, Record, RunFile, ToolTime, World
 
@@ -174,6 +175,13 @@ def test_an_ungated_row_is_shown_and_decides_nothing(
 def test_milder_flags_decide(fields: dict[str, Any]) -> None:
     row = only(cycle(0, **fields))
     assert row.flags and not row.ungated and rows.select_gateable([row]) == [row]
+
+
+def test_ranks_of_gpus_that_are_bound_to_few_cores_are_doubted_and_decide() -> None:
+    row = only(cycle(0), few_cores=True)
+    assert row.flags == ("few-cores",) and not row.ungated
+    assert look_up("few-cores").is_doubt is is_always
+    assert rows.select_gateable([row]) == [row]
 
 
 def test_few_samples_a_cycle_are_enough_together() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import factories
 import pytest
 
@@ -85,3 +87,29 @@ def test_too_many_elements_are_not_made_fewer_by_larger_sizes() -> None:
     error = plan.nothing_runs(["Open MPI takes at most 2,147,483,647 elements"])
     assert "smaller sizes" in error.hint
     assert "larger sizes" in plan.nothing_runs(["0 B give a rank no float element"]).hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "sharers", "turns"),
+    [
+        ({"n": 16}, 16, 16),  # on one machine, which all share
+        ({"n": 512}, 8, 48),  # of 64 hosts, which a tree reaches in 6 levels
+        ({"n": 512}, 512, 512),
+        ({"n": 9}, 8, 8),
+        ({"n": 3}, 1, 2),
+        ({"n": 2}, 1, 1),
+        ({"n": 4, "groups": "mod:4", "of": 4}, 8, 8),
+        ({"n": 512, "algorithm": "linear", "collective": "broadcast"}, 8, 512),
+        ({"n": 8, "backend": "nccl"}, 8, 8),
+        ({"n": 512, "backend": "nccl"}, 8, 48),
+    ],
+)
+def test_the_limit_of_a_hang_counts_the_ranks_of_a_host_and_the_levels_of_hosts(
+    fields: dict[str, Any], sharers: int, turns: int
+) -> None:
+    job = Job(factories.case(1 << 30, **fields), 1, "")
+    base, rate = (90, 2e9) if "backend" in fields else (30, 50e6)
+    limit = plan.choose_timeout([job], Policy(), lambda n: min(n, sharers))
+    assert limit == pytest.approx(base + turns * (1 << 30) / rate)
+    (world,) = plan.plan_worlds([job], Policy(), lambda n: min(n, sharers))
+    assert world.timeout == limit

@@ -53,8 +53,11 @@ def test_a_group_that_is_not_done_is_measured_again_with_the_one_that_leads(
     file = factories.make_file([factories.record(other, **undone), *done], suite=suite)
     prepared = prepare_order(Order(suite=suite, command=(), resumed=file))
     assert [job.case for job in prepared.jobs] == [leader]
-    (plan,) = resumption.Resumption(file).plan_remaining(prepared.jobs, suite.policy)
+    earlier = resumption.Resumption(file)
+    (plan,) = earlier.plan_remaining(prepared.jobs, suite.policy)
     assert [job.case for job in plan.jobs] == [leader]
+    (apart,) = earlier.plan_remaining(prepared.jobs, suite.policy, lambda n: 1)
+    assert apart.timeout < plan.timeout
 
 
 def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunFile:

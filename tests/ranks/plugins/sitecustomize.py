@@ -9,7 +9,8 @@ then no such rank is forked by a server, as it is with kill-forked:RANK:0 and st
 signalled:NUMBER:0 sends collbench a signal while it imports. CLOCKS=LIMIT gives every rank of a
 launcher a host of its own, whose clock started a quarter of an hour after the last one's and drifts
 30 ppm more; hosts' clocks are then relied upon below an error of LIMIT ns, whatever a sample takes.
-CLOCKS=one gives them hosts only. TRITON_INTERPRET loads Triton's interpreter, quickened."""
+CLOCKS=one gives them hosts only. MEETING_SECONDS are those that ranks of several hosts have
+at least to come together. TRITON_INTERPRET loads Triton's interpreter, quickened."""
 
 import atexit
 import os
@@ -37,7 +38,7 @@ if os.environ.get("TRITON_INTERPRET"):
 collbench.run.backends.__path__.append(str(Path(__file__).parent / "backends"))
 collbench.core.algorithms.__path__.append(str(Path(__file__).parent / "algorithms"))
 
-READS = ("CLOCKS", "SABOTAGE")  # variables on which it depends what this does
+READS = ("CLOCKS", "MEETING_SECONDS", "SABOTAGE")  # variables on which it depends what this does
 
 what, _, rest = os.environ.get("SABOTAGE", "").partition(":")
 if what == "straggle":
@@ -53,6 +54,10 @@ if what == "killed-leaving":
             os.kill(os.getpid(), signal.SIGKILL)
 
     Board.enter = enter_and_die  # type: ignore[method-assign]
+if "MEETING_SECONDS" in os.environ:
+    from collbench.run.launch import join
+
+    join.SECONDS = float(os.environ["MEETING_SECONDS"])
 if "CLOCKS" in os.environ and "RANK" in os.environ:
     from collbench.machine import environment
     from collbench.run.rank import global_clock as clocks
@@ -64,6 +69,10 @@ if "CLOCKS" in os.environ and "RANK" in os.environ:
         20_000_000  # ranks that share cores with other tests come to an earlier start late
     )
 if os.environ.get("CLOCKS", "one") != "one" and "RANK" in os.environ:
+    from collbench.run.launch import folders
+
+    prefix = folders.make_prefix()  # of the one machine, by which these ranks meet
+    folders.make_prefix = lambda: prefix
     time.perf_counter_ns = lambda: true() + rank * (900 * 10**9 + (true() - began) * 30 // 10**6)
     environment.same_clock_domain_key = environment.boot_id = lambda root=None: f"clock{rank}"
     clocks.ERROR_NS, clocks.ERROR_SHARE = int(os.environ["CLOCKS"]), float("inf")

@@ -85,6 +85,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         """The function that measures the memory which ranks share."""
         return self.places.room if self.places else memory.measure_room
 
+    def count_sharers(self, n: int) -> int:
+        """How many of n ranks are on the host that has most of them."""
+        return self.places.count_sharers(n) if self.places else n
+
     @property
     def piloted(self) -> Policy:
         """The policy of the pilot, which spends no more time on a case than a launch will."""
@@ -378,7 +382,9 @@ class Experiment:
             began = time.monotonic()
             for name in SIDES:
                 (current,) = plan.plan_worlds(
-                    [row.jobs[name] for row in members], self._order.piloted
+                    [row.jobs[name] for row in members],
+                    self._order.piloted,
+                    self._order.count_sharers,
                 )
                 launch = _Launch(self._sides[name], current, partial(self._settle, records[name]))
                 self._launch(launch, Step(0, 0, 1, name, index, len(worlds)))
@@ -449,7 +455,9 @@ class Experiment:
         )
         plans: dict[SideName, Plan] = {}
         for name in SIDES:
-            (current,) = plan.plan_worlds([row.jobs[name] for row in rows], shuffled)
+            (current,) = plan.plan_worlds(
+                [row.jobs[name] for row in rows], shuffled, self._order.count_sharers
+            )
             plans[name] = self._aligned(current)
         together = self._together(plans)
         launches = {

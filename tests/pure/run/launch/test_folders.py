@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import CannotRun, RunBroken
+from collbench.machine import environment
 from collbench.run.launch import folders
 
 
@@ -19,7 +20,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def left(place: Path) -> Path:
     """A folder as a killed process leaves it."""
-    folder = place / f"{folders.PREFIX}x"
+    folder = place / f"{folders.make_prefix()}x"
     folder.mkdir()
     (folder / "store").touch()
     return folder
@@ -54,9 +55,33 @@ def test_a_folder_that_was_just_swept_is_not_held(place: Path) -> None:
     assert folders.hold_folder(place / "gone") is None
 
 
+def test_another_hosts_folders_in_a_shared_place_stay(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock on them, which it may hold, does not show here."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(environment, "boot_id", lambda: "0123456789abcdef")
+        theirs = left(place)
+    earlier = place / f"{folders.PREFIX}k3_x9q2w"  # as earlier versions named them
+    earlier.mkdir()
+    with folders.make_private() as mine:
+        assert mine.name.startswith(folders.make_prefix())
+        assert len(mine.name) == 31
+    assert theirs.is_dir() and earlier.is_dir()
+
+
+def test_a_host_without_a_boot_id_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "boot_id", lambda: None)
+    prefixes = set()
+    for name in "aab":
+        monkeypatch.setattr(environment, "host_name", lambda name=name: name)
+        prefixes.add(folders.make_prefix())
+    assert len(prefixes) == 2
+
+
 def test_others_folders_files_and_links_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "collbench-fault-1.txt").touch()
-    (place / f"{folders.PREFIX}link").symlink_to(place)
+    (place / f"{folders.make_prefix()}link").symlink_to(place)
     folders.sweep_folders(place)
     assert len(list(place.iterdir())) == 2
     folder, me = left(place), os.getuid()

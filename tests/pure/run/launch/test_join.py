@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -214,9 +215,19 @@ def test_ranks_on_several_hosts_go_by_what_all_have_told(verdict: Callable[..., 
 
 
 @pytest.mark.parametrize(("local_n", "sharers"), [(8, 8), (0, 256), (512, 256)])
-def test_memory_is_shared_by_the_ranks_of_this_host(local_n: int, sharers: int) -> None:
+def test_memory_and_links_are_shared_by_the_ranks_of_this_host(local_n: int, sharers: int) -> None:
     joined = join.Joined(Membership("torchrun", 0, 256, 0, local_n), 1.0)
     assert joined.room("gloo", 256, Policy()).sharers == sharers
+    assert joined.count_sharers(256) == sharers
+
+
+@pytest.mark.parametrize(("counts", "sharers"), [("1,8", 8), ("4(x2),3", 4), ("what", 1)])
+def test_under_slurm_the_fullest_host_counts(
+    monkeypatch: pytest.MonkeyPatch, counts: str, sharers: int
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", counts)
+    joined = join.Joined(Membership("srun", 0, 9, 0, 1), 1.0)
+    assert joined.count_sharers(9) == sharers
 
 
 def test_others_accuse_nobody_where_rank_0_has_spoken(verdict: Callable[..., str]) -> None:
@@ -248,6 +259,22 @@ def test_a_rank_that_only_left_first_is_not_accused_where_one_is_stopped() -> No
         assert join._blame_rank(peer, meeting) == words
 
 
+def test_a_network_error_is_told_where_nobody_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL has one code for both."""
+    monkeypatch.setattr(join, "_MOMENT", 0.0)
+    refused = RuntimeError(
+        "NCCL error in: X.cpp:77, remote process exited or there was a network error\n"
+        "ncclRemoteError: a call failed\nLast error:\nconnect returned Connection refused"
+    )
+    for gone, words in (
+        ([], r"lost another rank \(.*\): NCCL error.*: connect returned Connection refused"),
+        ([Hello(1, 4, "a", 9, "mpirun", "")], r"lost rank 1 on a \(the launcher says why\)"),
+    ):
+        host = SimpleNamespace(gone=gone, ended="")
+        meeting = join.Meeting(At(), host)  # type: ignore[arg-type]
+        assert re.fullmatch(words, join._blame_rank(refused, meeting))
+
+
 @pytest.mark.parametrize("step", ["_share_refusal", "_agree_on_plans"])
 def test_a_rank_that_loses_rank_0_before_any_plan_says_so(
     step: str, monkeypatch: pytest.MonkeyPatch
@@ -269,3 +296,70 @@ def test_a_rank_that_loses_rank_0_before_any_plan_says_so(
     ranks = join.Joined(Membership("srun", 1, 2, 0, 1), 5.0)
     with pytest.raises(RunBroken, match=r"rank 1 of 2 on .* lost rank 0 on h0"):
         ranks.run([], Listener(lambda line: None))
+
+
+@pytest.mark.parametrize(
+    ("local_n", "timeout", "seconds"),
+    [
+        (0, 20.0, join.SECONDS),
+        (8, 20.0, join.SECONDS),
+        (8, 600.0, 600.0),
+        (0, None, join.SECONDS),
+        (16, 20.0, 20.0),  # ranks of one host load torch from one cache
+    ],
+)
+def test_ranks_of_several_hosts_have_time_to_load_torch(
+    local_n: int, timeout: float | None, seconds: float
+) -> None:
+    assert join.limit_meeting(Membership("torchrun", 0, 16, 0, local_n), timeout) == seconds
+
+
+def hosts_with(**values: Sequence[str | None]) -> dict[str, dict[str, object]]:
+    """The facts of two hosts with these settings, and their kernels."""
+    return {
+        host: {"kernel": host}
+        | {
+            f"variables.{name}": of_hosts[place]
+            for name, of_hosts in values.items()
+            if of_hosts[place] is not None
+        }
+        for place, host in enumerate(("a", "b"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hint"),
+    [
+        ("mpirun (Open MPI)", ": mpirun -x NCCL_ALGO -x NCCL_PROTO"),
+        ("srun", ": srun --export=ALL"),
+        ("torchrun", ""),
+    ],
+)
+def test_settings_that_differ_between_hosts_are_named_with_the_remedy(
+    launcher: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = hosts_with(NCCL_ALGO=("Ring", None), NCCL_PROTO=("LL", ""), NCCL_NTHREADS=("64", "64"))
+    join.note_unlike_settings(facts, launcher)
+    assert capsys.readouterr().err.splitlines() == [
+        "collbench: settings differ between hosts, and ranks may hang or get wrong data: NCCL_ALGO"
+        " is Ring on a, not set on b; NCCL_PROTO is LL on a, empty on b",
+        f"  hint: have all hosts get the same{hint}",
+    ]
+
+
+def test_many_settings_that_differ_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    join.note_unlike_settings(hosts_with(**{f"NCCL_S{i}": ("1", "2") for i in range(9)}), "srun")
+    assert "NCCL_S2 is 1 on a, 2 on b and 6 more\n" in capsys.readouterr().err
+
+
+def test_settings_that_name_a_hosts_devices_may_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = hosts_with(
+        NCCL_SOCKET_IFNAME=("eth0", "ens3"),
+        CUDA_VISIBLE_DEVICES=("0,1", "2,3"),
+        I_MPI_INFO_NUMA_NODE_NUM=("1", "2"),
+    )
+    join.note_unlike_settings(facts, "srun")
+    join.note_unlike_settings({}, "srun")
+    assert capsys.readouterr().err == ""
+    join.note_unlike_settings(hosts_with(NCCL_IB_HCA=("mlx5_0", None)), "srun")
+    assert "NCCL_IB_HCA is mlx5_0 on a, not set on b" in capsys.readouterr().err

@@ -110,6 +110,18 @@ def test_what_all_foresaw_cannot_run_here() -> None:
     assert error.message == FORESEEN.message
 
 
+REMOTE = """NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error
+ncclRemoteError: A call failed possibly due to a network error.
+Last error:
+socketProgress: Connection closed by remote peer node1<41670>"""
+
+
+def test_a_rank_on_nccl_that_only_noticed_is_not_to_blame() -> None:
+    noticed = Failure.of(torch.distributed.DistBackendError(REMOTE))
+    failed = Failure.of(RuntimeError("planted"))
+    assert "rank 1 on " in (told := blamed(noticed, failed).message) and "planted" in told
+
+
 def test_whom_mpirun_terminates_is_not_to_blame() -> None:
     assert "rank 1 on " in blamed(lost_memory(), STARVED, rank0=TERMINATED).message
     exited = Death.by(1, "exited with status")

@@ -613,19 +613,79 @@ def test_an_address_is_of_the_first_interface_named_or_up(
     assert rendezvous.chosen_address() == address
 
 
-def test_rank_0_listens_at_the_address_it_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rendezvous.own_address("localhost") == rendezvous.own_address("127.0.0.1") == "127.0.0.1"
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
-    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
-    assert rendezvous.own_address("node1") == "10.1.2.3"
-    assert rendezvous.own_address("cafe") == "10.1.2.3"  # a name, in the digits of IPv6
+@pytest.mark.parametrize(
+    ("default", "named", "has_four", "address"),
+    [
+        ("eth1", "", True, "10.2.0.1"),
+        ("", "", True, "10.1.0.1"),
+        ("docker0", "", True, "172.17.0.1"),  # its packets do leave the host
+        ("eth1", "eth0", True, "10.1.0.1"),
+        ("eth1", "docker0", True, "172.17.0.1"),
+        ("eth1", "usb0", True, "169.254.3.1"),
+        ("eth0", "", False, "fd00::1"),
+        ("", "", False, "fd00::1"),
+        ("", "eth1", False, ""),
+    ],
+)
+def test_an_address_is_one_that_leads_here_from_other_hosts(
+    monkeypatch: pytest.MonkeyPatch, default: str, named: str, has_four: bool, address: str
+) -> None:
+    """A BMC's USB device and Docker's bridge come first here, and lead other hosts nowhere."""
+    four = {
+        "usb0": "169.254.3.1",
+        "docker0": "172.17.0.1",
+        "eth0": "10.1.0.1",
+        "eth1": "10.2.0.1",
+    }
+    six = {"lo": "::1", "eth1": "fe80::2%eth1", "eth0": "fd00::1"}
+    found: dict[str, list[SimpleNamespace]] = {}
+    for family, addresses in ((socket.AF_INET, four if has_four else {}), (socket.AF_INET6, six)):
+        for name, at in addresses.items():
+            entry = SimpleNamespace(family=family, address=at)
+            found.setdefault(name, []).append(entry)
+    up = {name: SimpleNamespace(isup=True) for name in found}
+    monkeypatch.setattr(rendezvous.psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(rendezvous.psutil, "net_if_stats", lambda: up)
+    monkeypatch.setattr(rendezvous, "find_default_interface", lambda: default)
+    monkeypatch.setattr(rendezvous, "is_inner_bridge", lambda name: name == "docker0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    assert rendezvous.chosen_address() == address
+
+
+def test_a_rank_0_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "")
+    monkeypatch.setattr(rendezvous, "tell_address", lambda _, address, __: (address, "token"))
+    with (
+        pytest.raises(CannotRun, match="rank 0 has no address that other hosts could reach"),
+        rendezvous.agree_on_doors(Membership("mpirun (MPICH)", 0, 2, 0, 0), SECONDS),
+    ):
+        pass
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("192.0.2.77", 0))])
+    with pytest.raises(CannotRun, match=r"has no address on eth7 \(GLOO_SOCKET_IFNAME\)"):
+        rendezvous.own_address("gateway")
+
+
+EVERYWHERE = rendezvous.EVERYWHERE[not socket.has_dualstack_ipv6()]
 
 
 @pytest.mark.parametrize(
-    ("resolved", "address"), [("127.0.1.1", "10.1.2.3"), ("10.1.2.4", "node1"), ("", "node1")]
+    ("resolved", "own", "listens", "is_noted"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", False),
+        ("127.0.1.1", "10.1.2.3", EVERYWHERE, False),
+        ("192.0.2.77", "10.1.2.3", EVERYWHERE, True),  # of a service or gateway before the host
+        ("", "10.1.2.3", EVERYWHERE, False),  # before the cluster's DNS knows it
+    ],
 )
-def test_a_rank_on_rank_0s_host_looks_where_that_listens(
-    resolved: str, address: str, monkeypatch: pytest.MonkeyPatch
+def test_rank_0_listens_everywhere_where_others_may_know_it_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    resolved: str,
+    own: str,
+    listens: str,
+    is_noted: bool,
 ) -> None:
     def resolve(*_: Any, **__: Any) -> list[Any]:
         if not resolved:
@@ -634,6 +694,136 @@ def test_a_rank_on_rank_0s_host_looks_where_that_listens(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    monkeypatch.setattr(rendezvous.environment, "host_name", lambda: "node1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1" if resolved == own else "node1")
+    first = Membership("environment", 0, 2, 0, 0)
+    with rendezvous.agree_on_doors(first, SECONDS) as (doors, _):
+        listening = rendezvous.find_listening_doors(first, doors)
+    assert {door[0] for door in doors if not isinstance(door, Path)} == {own}
+    assert listening == [(listens, door[1]) for door in doors if not isinstance(door, Path)]
+    note = "collbench: rank 0 on node1 listens at all its addresses, as none of them is that of"
+    assert capsys.readouterr().err.startswith(note) is is_noted
+
+
+def test_rank_0_listens_only_where_it_has_told_others_or_in_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[meeting.Door] = [("10.1.2.3", 20_000)]
+    folder: list[meeting.Door] = [tmp_path / "meeting"]
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert rendezvous.find_listening_doors(Membership("mpirun (MPICH)", 0, 2, 0, 0), told) == told
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.77")
+    assert rendezvous.find_listening_doors(Membership("torchrun", 0, 2, 0, 2), folder) == folder
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")  # an interface that somebody has chosen
+    assert rendezvous.find_listening_doors(Membership("environment", 0, 2, 0, 0), told) == told
+
+
+class OfHosts:
+    """Ranks of a launch, each with the host and the boot that it says it is of, and the address at
+    which it looks for rank 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, launch: Launch) -> None:
+        self._launch, self._rank = launch, threading.local()
+        monkeypatch.setattr(connection.environment, "host_name", lambda: self._rank.host)
+        monkeypatch.setattr(connection.environment, "boot_id", lambda: self._rank.boot)
+
+    def come(self, *ranks: tuple[str, str | None, str]) -> list[Connection | CollbenchError]:
+        def come_as(rank: int, host: str, boot: str | None, address: str) -> Any:
+            self._rank.host, self._rank.boot = host, boot
+            member = Membership("environment", rank, self._launch.n, 0, 0)
+            assert not isinstance(self._launch.door, Path)
+            try:
+                return Connection(member, [(address, self._launch.door[1])], KEY, SECONDS)
+            except CollbenchError as e:
+                return e
+
+        with ThreadPoolExecutor() as pool:
+            coming = [pool.submit(come_as, rank, *which) for rank, which in enumerate(ranks)]
+            return [future.result() for future in coming]
+
+
+@pytest.fixture
+def three_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfHosts]:
+    launch = Launch(3, door=(EVERYWHERE, 0))
+    yield OfHosts(monkeypatch, launch)
+    launch.end()
+
+
+def test_gloo_keeps_to_where_another_host_has_reached_rank_0(
+    three_hosts: OfHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_address(name: object) -> str:
+        return meeting_address(name).replace("127.0.0.3", "10.1.2.3")
+
+    meeting_address = meeting.find_address
+    monkeypatch.setattr(meeting, "find_address", find_address)
+    came = [("a", "x", "127.0.0.1"), ("a", "x", "127.0.0.2"), ("b", "y", "127.0.0.3")]
+    addresses = [connection.address for connection in met(three_hosts.come(*came))]
+    assert addresses[:2] == ["10.1.2.3"] * 2
+    assert addresses[2].startswith("127.")  # its own
+
+
+def test_what_forwards_to_loopback_is_no_way_for_gloo(three_hosts: OfHosts) -> None:
+    came = [("a", "x", "127.0.0.1"), ("a", "x", "127.0.0.1"), ("b", "y", "127.0.0.3")]
+    assert met(three_hosts.come(*came))[0].address == "127.0.0.1"
+
+
+def test_two_machines_of_one_name_are_refused(three_hosts: OfHosts) -> None:
+    came = three_hosts.come(*(("image", boot, "127.0.0.1") for boot in ("x", "y", "x")))
+    assert all(isinstance(rank, CannotRun) for rank in came)
+    words = {str(rank) for rank in came}
+    assert len(words) == 1 and "on two machines that both call themselves image" in words.pop()
+    assert {rank.hint for rank in came if isinstance(rank, CannotRun)} == {meeting.NAMES_HINT}
+
+
+def test_containers_of_one_machine_and_hosts_of_unknown_boots_meet(three_hosts: OfHosts) -> None:
+    came = [("a", "x", "127.0.0.1"), ("b", "x", "127.0.0.1"), ("a", None, "127.0.0.1")]
+    assert met(three_hosts.come(*came))[0].hosts == ["a", "b", "a"]
+
+
+def test_rank_0_listens_at_the_address_it_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendezvous.own_address("localhost") == rendezvous.own_address("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    assert rendezvous.own_address("node1") == "10.1.2.3"
+    assert rendezvous.own_address("cafe") == "10.1.2.3"  # a name, in the digits of IPv6
+
+
+def test_a_pod_listens_before_the_clusters_dns_knows_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resolve(*_: Any, **__: Any) -> list[Any]:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    monkeypatch.setattr(rendezvous.environment, "host_name", lambda: "job-0")
+    assert rendezvous.own_address("job-0.job") == "10.1.2.3"
+    for other in ("job-1.job", "job"):
+        with pytest.raises(CannotRun, match=f"rank 0 on job-0 does not know the host {other} "):
+            rendezvous.own_address(other)
+
+
+@pytest.mark.parametrize(
+    ("resolved", "here", "address"),
+    [
+        ("127.0.1.1", "node1", "10.1.2.3"),
+        ("10.1.2.4", "node1", "node1"),
+        ("", "node2", "node1"),
+        ("", "node1.cluster", "10.1.2.3"),  # beside rank 0, before DNS knows the name
+    ],
+)
+def test_a_rank_on_rank_0s_host_looks_where_that_listens(
+    resolved: str, here: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*_: Any, **__: Any) -> list[Any]:
+        if not resolved:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (resolved, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    monkeypatch.setattr(rendezvous.environment, "host_name", lambda: here)
     monkeypatch.setenv("MASTER_ADDR", "node1")
     with rendezvous.agree_on_doors(Membership("environment", 1, 2, 0, 0), SECONDS) as (doors, _):
         assert {door[0] for door in doors} == {address}

@@ -58,6 +58,10 @@ BEGUN: list[tuple[int, dict[str, Any]]] = [
     (0, {"line": Record(case=CASES[0], status="ok")}),
 ]
 AT_WORK = "while at work on all_reduce 8192 B float out of place on gloo (case 2 of 2)"
+NOTICED = (
+    "lost another rank (it or the launcher says why): NCCL error in: X.cpp:77, remote process"
+    " exited or there was a network error"
+)
 
 
 def broken(message: str, code: int = 4) -> dict[str, Any]:
@@ -119,6 +123,30 @@ def told(events: list[tuple[int, dict[str, Any]]], last: bool = True) -> SeatWat
             CannotRun,
             "no such thing",
             None,
+        ),
+        (
+            [(0, broken(f"rank 0 on node0 {NOTICED}")), (1, broken("rank 1 raised X"))],
+            RunBroken,
+            "rank 1 raised X",
+            1,
+        ),
+        (
+            [
+                (0, broken(f"rank 0 on node0 {NOTICED}")),
+                (1, broken("rank 1 on node1 lost rank 0 on node0")),
+            ],
+            RunBroken,
+            "rank 1 on node1 lost rank 0 on node0",
+            1,
+        ),
+        (
+            [
+                (0, broken("rank 0 on node0 lost others, as rank 1 on node1 is stopped")),
+                (1, broken("rank 1 raised X")),
+            ],
+            RunBroken,
+            "rank 1 raised X",
+            1,
         ),
         ([(1, {"exit": 3})], RunBroken, f"rank 1 on node1 (pid 71) exited with 3 {AT_WORK}", 1),
     ],
@@ -457,3 +485,8 @@ def test_a_place_answers_for_what_its_command_line_names(tmp_path: Path) -> None
     side = Side("", {"GLOO_SOCKET_IFNAME": "lo"}, "", "--head")
     answer = trusting(tmp_path, "GLOO_SOCKET_IFNAME=lo").ask(Question(side=side))
     assert answer.error is None
+
+
+def test_ranks_of_the_host_that_has_most_are_counted() -> None:
+    places, _ = held([Answer()] * 3, ["a", "b", "b"])
+    assert [places.count_sharers(n) for n in (1, 2, 3)] == [1, 1, 2]

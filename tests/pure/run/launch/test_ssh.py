@@ -9,21 +9,33 @@ import os
 import shlex
 import threading
 from collections import deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import factories
 import msgspec
 import pytest
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.version import __version__
-from collbench.run.launch import rendezvous, ssh, ssh_place
+from collbench.run.launch import join, rendezvous, ssh, ssh_place
 from collbench.run.launch.host_list import ListedHost, parse_hosts
 from collbench.run.launch.ssh import BOOT, MARK, HostFacts, SshHosts
-from collbench.suite.sweep import Axes
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 HERE = HostFacts(python="3.12.1", version=__version__, host="h1", boot="b1", address="10.0.0.1")
 AXES = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(), backends=("gloo",))
+
+NO_MODULE_LIBRARY = "libx.so.1: cannot open shared object file: No such file or directory"
+NO_PYTHON_LIBRARY = f"/opt/python: error while loading shared libraries: {NO_MODULE_LIBRARY}"
+NO_VERSION = "/opt/python: /lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found"
+BROKEN_CLIENT = "ssh: symbol lookup error: ssh: undefined symbol: EVP_KDF_ctrl"
+CHANGED_KEY = (
+    "Host key for h1 has changed and you have requested strict checking; Host key verification"
+    " failed"
+)
 
 
 def make_link(**fields: Any) -> Any:
@@ -49,22 +61,17 @@ def test_the_remote_command_is_one_word_for_the_shell_and_shows_nothing() -> Non
 
 
 def test_another_program_than_ssh_gets_no_options() -> None:
-    words = ssh.split_ssh_words("sh enter.sh", 30, 18)
+    words = ssh.split_ssh_words("sh enter.sh", 18)
     assert words == ["sh", "enter.sh"]
     assert ssh.make_command(words, ListedHost("h1"), "p")[:3] == ["sh", "enter.sh", "h1"]
 
 
 def test_options_of_the_user_come_first_as_ssh_takes_the_first() -> None:
-    words = ssh.split_ssh_words("/usr/bin/ssh -o ConnectTimeout=3 -F 'my config'", 120, 18)
+    words = ssh.split_ssh_words("/usr/bin/ssh -o ConnectTimeout=3 -F 'my config'", 18)
     assert words[:5] == ["/usr/bin/ssh", "-o", "ConnectTimeout=3", "-F", "my config"]
     assert words.index("BatchMode=yes") > 5
     assert "ConnectTimeout=20" in words
     assert "ServerAliveInterval=4" in words
-
-
-def test_a_short_limit_is_ssh_s_too() -> None:
-    assert "ConnectTimeout=5" in ssh.split_ssh_words("ssh", 5.5, 3)
-    assert "ConnectTimeout=1" in ssh.split_ssh_words("ssh", 0.1, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_an_ssh_client_that_cannot_be_run_has_a_remedy(
 @pytest.mark.parametrize("text", ["", "  ", "ssh 'open"])
 def test_a_command_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        ssh.split_ssh_words(text, 30, 18)
+        ssh.split_ssh_words(text, 18)
 
 
 def test_settings_go_to_hosts_and_secrets_and_jobs_do_not() -> None:
@@ -117,16 +124,33 @@ def test_boot_says_the_mark_that_is_looked_for() -> None:
     assert f'"{MARK.decode()}"' in BOOT
 
 
-@pytest.mark.parametrize("printed", ["", "welcome\n", "welcome", "\x1b[0m\nlast login: "])
-def test_an_answer_is_found_behind_what_a_login_script_prints(printed: str) -> None:
+def read_link(output: bytes, code: int) -> ssh.HostLink:
+    """A link once its client, which has written so much to standard output, has ended."""
     link = ssh.HostLink.__new__(ssh.HostLink)
-    answer = printed.encode() + MARK + msgspec.json.encode(HERE) + b"\n0 w {}\n"
-    link._process = SimpleNamespace(stdout=io.BytesIO(answer), wait=lambda: 0)  # type: ignore[assignment]
+    link._process = SimpleNamespace(stdout=io.BytesIO(output), wait=lambda: code)  # type: ignore[assignment]
     link._reading_errors = SimpleNamespace(join=lambda seconds: None)  # type: ignore[assignment]
     link._closing, link._errors, link.trouble = False, deque(maxlen=3), ""
+    link._printed, link.facts = deque(maxlen=3), HostFacts()
     link.settled, link.places = threading.Event(), []
     link._read()
+    return link
+
+
+@pytest.mark.parametrize("printed", ["", "welcome\n", "welcome", "\x1b[0m\nlast login: "])
+def test_an_answer_is_found_behind_what_a_login_script_prints(printed: str) -> None:
+    answer = printed.encode() + MARK + msgspec.json.encode(HERE) + b"\n0 w {}\n"
+    link = read_link(answer, 1)
     assert link.facts == HERE
+    assert link.trouble == "ssh ended with code 1 and said nothing"
+
+
+def test_what_a_host_prints_in_place_of_an_answer_is_the_reason() -> None:
+    """As nologin does, and the key of root on many a cloud's machines."""
+    link = read_link(b"\nThis account is currently not available.\n", 1)
+    assert link.trouble == "This account is currently not available"
+    link = read_link(b"Which project?\n", 1)
+    link.give_up("no answer within 20 s")
+    assert link.trouble == "Which project?; no answer within 20 s"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +171,45 @@ def test_an_answer_is_found_behind_what_a_login_script_prints(printed: str) -> N
             {"facts": HostFacts(), "trouble": "sh: /opt/python: not found", "exit_code": 127},
             "/opt/python cannot be run there (sh: /opt/python: not found)",
             "h1 python=PATH",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": NO_PYTHON_LIBRARY, "exit_code": 127},
+            f"/opt/python cannot be run there ({NO_PYTHON_LIBRARY})",
+            "if it needs LD_LIBRARY_PATH, export that there in a file that non-interactive shells",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": NO_VERSION, "exit_code": 1},
+            f"/opt/python cannot be run there ({NO_VERSION})",
+            "if it needs LD_LIBRARY_PATH, export that there",
+        ),
+        (
+            {"facts": HostFacts(python="3.12.1", error=f"ImportError: {NO_MODULE_LIBRARY}")},
+            f"/opt/python (Python 3.12.1) cannot load collbench: ImportError: {NO_MODULE_LIBRARY}",
+            "if it needs LD_LIBRARY_PATH, export that there",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": BROKEN_CLIENT, "exit_code": 127},
+            BROKEN_CLIENT,
+            "ssh itself does not start here: does LD_LIBRARY_PATH mislead it?",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": "bash: /home/u: Permission denied", "exit_code": 1},
+            "bash: /home/u: Permission denied",
+            "what does this say? ssh -p 2222 -o BatchMode=yes root@h1 /opt/python -V",
+        ),
+        (
+            {
+                "facts": HostFacts(),
+                "trouble": f"p11.so: {NO_MODULE_LIBRARY}; Permission denied (publickey)",
+                "exit_code": 255,
+            },
+            f"p11.so: {NO_MODULE_LIBRARY}; Permission denied (publickey)",
+            "ssh-copy-id root@h1",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": CHANGED_KEY, "exit_code": 255},
+            CHANGED_KEY,
+            "remove its old key (ssh-keygen -R h1) and log in once by hand: ssh -p 2222 root@h1",
         ),
         (
             {"facts": HostFacts(), "trouble": "Host key verification failed", "exit_code": 255},
@@ -225,3 +288,104 @@ def test_where_ranks_reach_a_host(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.1.1")
     assert ssh_place.find_address(connection) == expected
+
+
+def test_hosts_have_time_to_load_collbench_whatever_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = []
+
+    def connect(self: SshHosts, hosts: object, seconds: float, patience: float) -> list[Any]:
+        waits.append(seconds)
+        return [make_link()]
+
+    monkeypatch.setattr(SshHosts, "connect", connect)
+    monkeypatch.setattr(ssh, "close_links", lambda links: None)
+    monkeypatch.setattr(ssh, "SshPlaces", lambda *_: None)
+    hosts = SshHosts(parse_hosts("h1:2"))
+    hosts.resolve(msgspec.structs.replace(AXES, backends=()))
+    for timeout in (5.0, 600.0):
+        axes = msgspec.structs.replace(AXES, ranks=(2,))
+        suite = Suite(name="s", axes=axes, policy=Policy(timeout=timeout))
+        hosts.hold_places(suite, timeout)
+    assert waits == [join.SECONDS, join.SECONDS, 600.0]
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
+    """The notes on standard error, of a command that has a path of libraries."""
+    notes: list[tuple[str, str]] = []
+    monkeypatch.setattr(ssh, "print_message", lambda *words: notes.append(words))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/ofi/lib")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    ssh._print_once.cache_clear()
+    yield notes
+    ssh._print_once.cache_clear()
+
+
+def give_loader(**variables: str) -> Any:
+    """A link to a host that has these variables."""
+    loader = ssh.digest_loader_variables(variables)
+    return make_link(facts=msgspec.structs.replace(HERE, loader=loader))
+
+
+def test_a_path_of_libraries_that_hosts_lack_is_told_once(noted: list[tuple[str, str]]) -> None:
+    links = [
+        give_loader(LD_LIBRARY_PATH="/opt/ofi/lib"),
+        make_link(host=ListedHost("h2")),
+        give_loader(LD_LIBRARY_PATH="/usr/lib"),
+    ]
+    for _ in range(2):
+        ssh.note_unlike_libraries(links)
+    ((message, hint),) = noted
+    assert message.startswith("LD_LIBRARY_PATH has another value on h2, h1, or none: --launcher")
+    assert '--env "LD_LIBRARY_PATH=$LD_LIBRARY_PATH"' in hint and "~/.bashrc" in hint
+
+
+def test_both_variables_of_the_loader_are_one_note(
+    noted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "libx.so")
+    ssh.note_unlike_libraries([make_link()])
+    ((message, _),) = noted
+    assert message.startswith("LD_LIBRARY_PATH and LD_PRELOAD have another value on h1, or none")
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "given"),
+    [
+        ("/opt/\udcff", "/opt/\udcff", ()),
+        ("", "/opt/lib", ()),  # theirs alone is no news
+        ("/opt/lib", "", ("LD_LIBRARY_PATH",)),
+    ],
+)
+def test_hosts_that_have_the_same_libraries_are_no_news(
+    own: str,
+    theirs: str,
+    given: tuple[str, ...],
+    noted: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", own)
+    ssh.note_unlike_libraries([give_loader(LD_LIBRARY_PATH=theirs)], given)
+    assert noted == []
+
+
+@pytest.mark.parametrize(("envs", "count"), [(((),), 1), (((("LD_LIBRARY_PATH", "/x"),),), 0)])
+def test_hosts_that_are_held_are_looked_at(
+    envs: Any, count: int, noted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that --env gives a path of libraries need none of the host's."""
+    monkeypatch.setattr(SshHosts, "connect", lambda *_: [make_link()])
+    monkeypatch.setattr(ssh, "SshPlaces", lambda links, n, patience: None)
+    hosts = SshHosts(parse_hosts("h1:4"))
+    hosts.hold_places(factories.suite(backends=("gloo",), envs=envs), 1.0)
+    assert len(noted) == count
+
+
+def test_a_host_tells_digests_of_its_loaders_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/ofi/lib")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    loader = ssh_place.gather_host_facts().loader
+    assert loader == ssh.digest_loader_variables({"LD_LIBRARY_PATH": "/opt/ofi/lib"})
+    assert "/opt" not in str(loader)

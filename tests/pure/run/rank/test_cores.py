@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,3 +157,57 @@ def test_a_gpu_without_an_address_still_asks_the_others(
 
 def test_a_gpu_the_kernel_does_not_know_is_near_nothing(tmp_path: Path) -> None:
     assert topology.cpus_near("00000000:1B:00.0", tmp_path) == []
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[int], int], None]]:
+    """``given(own, total)``: this rank may use the CPUs ``own`` of a machine of ``total`` cores."""
+    monkeypatch.setattr(cpus, "by_core", by_core)
+
+    def set_machine(own: list[int], total: int) -> None:
+        monkeypatch.setattr(cpus, "list_affinity", lambda: own)
+        monkeypatch.setattr(cpus, "machine_core_count", lambda: total)
+
+    cores._list_given_cpus.cache_clear()
+    yield set_machine
+    cores._list_given_cpus.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("own", "total", "bound"),
+    [
+        ([0, 8], 16, True),  # both threads of a core, as srun gives them without -c
+        ([0, 1, 2], 16, True),
+        ([0, 1, 2, 3], 16, False),
+        ([0, 8], 1, False),  # all that there is
+        ([0, 1], 2, False),
+        ([0], 2, True),
+        ([0], 0, False),  # the kernel does not say what there is
+    ],
+)
+def test_a_rank_that_may_use_less_than_its_machine_has_is_bound(
+    given: Callable[[list[int], int], None], own: list[int], total: int, bound: bool
+) -> None:
+    given(own, total)
+    assert cores.is_bound_to_few() is bound
+
+
+def test_a_rank_that_is_bound_here_was_not_bound_by_its_launcher(
+    given: Callable[[list[int], int], None],
+) -> None:
+    given(list(range(32)), 16)
+    assert not cores.is_bound_to_few()
+    given([0], 16)
+    assert not cores.is_bound_to_few()
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_world_is_bound_where_one_of_its_ranks_is(
+    given: Callable[[list[int], int], None], monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    given(list(range(32)), 16)
+    monkeypatch.setattr(environment, "boot_id", lambda: HERE)
+    monkeypatch.setattr(cpus, "usable_cpus", lambda: list(range(16)))
+    monkeypatch.setattr(cpus, "core_count", lambda: 16)
+    control = Told(0, [None, [ELSEWHERE, [0], other]])
+    assert cores.settle_cores(0, control, 1, False) == cores.Cores(False, False, other)

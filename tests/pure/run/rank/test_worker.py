@@ -16,6 +16,7 @@ from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board
 from collbench.run.rank import worker
 from collbench.run.rank.control import Control
+from collbench.run.rank.cores import Cores
 from collbench.run.rank.worker import Place, Worker
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -93,7 +94,7 @@ def test_the_library_of_a_world_says_that_clocks_are_locked(
     made.setup, made._ranks, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
     made._plan = Plan(0, "nccl", 1, (), Policy(), [], 60.0)
     _, states = made._watch()
-    world = made._describe(SimpleNamespace(oversubscribed=False, cramped=False), 0, states, None)
+    world = made._describe(Cores(False, False), 0, states, None)
     assert world.library == ", ".join(filter(None, ("NCCL 2.30.7", text)))
 
 
@@ -115,3 +116,17 @@ def test_what_runs_in_the_background_is_verified_too(monkeypatch: pytest.MonkeyP
 
 def test_nothing_is_tried_where_nothing_is_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, [Job(HALF, 1, "cold")], check=0) == ([""], [])
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [
+        ("NCCL error in: X.cpp:93, invalid usage (run with NCCL_DEBUG=WARN)\nLast error:\n", True),
+        ("NCCL error in: X.cpp:93, invalid argument\nLast error:\nroot 7 of 2 ranks", True),
+        ("NCCL error, internal error\nLast error:\nError : no algorithm/protocol available", True),
+        ("NCCL error, unhandled cuda error\nLast error:\nCuda failure 1 'invalid argument'", False),
+        ("NCCL error, remote process exited", False),
+    ],
+)
+def test_nccl_refuses_by_its_own_code_not_by_what_cuda_said(message: str, refused: bool) -> None:
+    assert bool(worker.REFUSED.match(message)) == refused

@@ -5,7 +5,8 @@ $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its th
 fail the rank; ``interrupt`` is Ctrl-C for who has started its parent; ``sleep`` hangs it before the
 call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened, ``crash`` fail
 there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse cases of so many
-bytes; ``lazy`` has every rank do nothing from that call on; ``straggle:RANK:0`` has a rank come
+bytes; by ``refuse-calls`` every call raises, by ``break`` all that follows does, too; ``lazy`` has
+every rank do nothing from that call on; ``straggle:RANK:0`` has a rank come
 2 ms late to every call, outside the clock, ``never-in-time`` voids every sample, ``blind:RANK:0``
 has a rank's check find nothing. With ``-each`` behind it (lazy-each)
 a fault is planted in every case, whose calls are counted by themselves. With ``-again`` behind it,
@@ -42,6 +43,7 @@ class Sabotage:
         self._at_rank, self._at_call = int(rank), int(call)
         self._by_case, self._again = what.endswith("-each"), what.endswith("-again")
         self._calls: Counter[Case | None] = Counter()
+        self._broken = False
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
@@ -61,6 +63,8 @@ class Sabotage:
         if self._what == "refuse-size" and case.nbytes == self._at_call:
             raise CannotRun("planted", "a hint")
         call = super().prepare(case, send, recv)
+        if self._what in ("refuse-calls", "break"):
+            return call._replace(run=self._fail)
         if (
             not self._mine and self._what != "lazy"
         ) or case.nbytes < 64:  # the library is probed with a few elements: leave that alone
@@ -81,6 +85,15 @@ class Sabotage:
                 recv.view(torch.uint8)[-1] ^= 1
 
         return Call(run, call.submit)
+
+    def _fail(self) -> None:
+        self._broken = self._what == "break"
+        raise RuntimeError("planted")
+
+    def finish(self) -> None:
+        super().finish()
+        if self._broken:
+            raise RuntimeError("planted: the device is gone")
 
     def close(self) -> None:
         if self._mine and self._what == "never-leave":

@@ -7,6 +7,7 @@ one waits for it."""
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -26,5 +27,7 @@ def register() -> None:
         fake.device_count = lambda: 1  # type: ignore[method-assign]
         fake.set_device_index = lambda *_: None  # type: ignore[method-assign]
         fake.synchronize = waited  # type: ignore[method-assign]
+        only = SimpleNamespace(uuid="the only one")
+        torch.cpu.get_device_properties = lambda *_: only  # type: ignore[attr-defined]
         said = "cpu"
     dist.Backend.register_backend("fakeccl", dist.ProcessGroupGloo, devices=[said])
