@@ -61,7 +61,7 @@ def execute_order(
     if member is not None:
         _refuse_what_fresh_ranks_need(member, order)
         if resumed:  # all ranks say so, lest the others wait for rank 0
-            joined = _join(member, order)
+            joined = _join_ranks(member, order)
             resumption.refuse_another_launcher(resumed, joined.launcher, joined.list_hosts)
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
@@ -118,7 +118,7 @@ def choose_world(
     """Where the plans of an order run: with the ranks of the launcher that has started this process
     as one of them, by prediction alone, on Ray's or other hosts, or on this machine."""
     if member is not None:
-        return _join(member, order)
+        return _join_ranks(member, order)
     if all(backend_info(name).predicts for name in order.suite.values("backends")):
         return Predicted()
     if order.source:
@@ -126,7 +126,7 @@ def choose_world(
     return Launcher(early=early)
 
 
-def _join(member: Membership, order: Order) -> join.Joined:
+def _join_ranks(member: Membership, order: Order) -> join.Joined:
     return join.Joined(member, join.limit_meeting(member, order.suite.policy.timeout))
 
 

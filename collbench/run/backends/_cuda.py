@@ -114,7 +114,7 @@ def choose_seat(
         how = f", up to {most} ranks a GPU" + " by turns" * (not has_mps())
     if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        # which 2.30 turns off only by what it finds of the last pair of ranks
+        # NCCL 2.30 itself turns NVLS off only where the last two ranks share a GPU
         switch = os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
         how += f", NCCL_MAX_CTAS={limit}, NCCL_NVLS_ENABLE={switch}"

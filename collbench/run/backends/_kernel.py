@@ -251,7 +251,7 @@ def _pointer(operand, bases, kind: tl.constexpr, aligned: tl.constexpr):
 
 
 @triton.jit
-def _combined(a, b, op: tl.constexpr, kind: tl.constexpr, work: tl.constexpr):
+def _combine_terms(a, b, op: tl.constexpr, kind: tl.constexpr, work: tl.constexpr):
     first = a.to(work)
     second = b.to(work)
     if op == "prod":
@@ -311,9 +311,11 @@ def _move(
             for term in range(2, terms):
                 later = tl.load(pointer + spot, mask=spot < length, cache_modifier=".cg")
                 pointer = _pointer(at + 2 * tl.minimum(term + 3, terms + 1), bases, kind, aligned)
-                total = _combined(total, ahead, op, kind, work)
+                total = _combine_terms(total, ahead, op, kind, work)
                 ahead = later
-            tl.store(target + spot, _combined(total, ahead, op, kind, work), mask=spot < length)
+            tl.store(
+                target + spot, _combine_terms(total, ahead, op, kind, work), mask=spot < length
+            )
 
 
 @triton.jit
