@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,7 @@ def carry_out(
                     print_message(sentence)
 
         code = session.execute_order(order, lambda: Several(reporter(), Judging()), early)
-        return code or limits.find_limits_exit(limit_results) or max(path_codes, default=Exit.OK)
+        return code or choose_gravest([limits.find_limits_exit(limit_results), *path_codes])
     member = join.detect_launcher(order.launcher)
     if member is None or member.rank == 0:
         prepared = prepare_order(order)
@@ -128,3 +128,9 @@ def carry_out(
         if order.resumed is None:
             refuse_nothing(prepared)
     return Exit.OK
+
+
+def choose_gravest(codes: Sequence[Exit]) -> Exit:
+    """The exit code of several runs or judgements; having no verdict weighs less than any bad
+    one."""
+    return max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c)

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from collbench.cli.families import Debug, Hosts, Imports, Inject, RunsTag, SaveOptions, Ssh
-from collbench.cli.measure import carry_out
+from collbench.cli.measure import carry_out, choose_gravest
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
 
@@ -175,7 +175,7 @@ def run(options: RunOptions) -> None:
         orders = [order(suite=resumable.run.suite, resumed=resumable)]
     reporter = partial(make_reporter, options.output_format, export=export)
     measure = partial(carry_out, reporter=reporter, dry_run=options.saving.dry_run)
-    raise typer.Exit(_choose_gravest(_measure_each(orders, measure)))
+    raise typer.Exit(choose_gravest(_measure_each(orders, measure)))
 
 
 def _list_named_axes(suite: Suite, options: RunOptions) -> tuple[str, ...]:
@@ -202,11 +202,6 @@ def _measure_each(orders: Sequence[Order], measure: Callable[[Order], Exit]) -> 
             print_message(f"{order.suite.name}: {error.message}", error.hint)
             codes.append(error.exit)
     return codes
-
-
-def _choose_gravest(codes: list[Exit]) -> Exit:
-    """The exit code of several suites' runs; having no verdict weighs less than any bad one."""
-    return max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c)
 
 
 def _refuse_conflicts(options: RunOptions) -> None:

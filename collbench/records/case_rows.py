@@ -34,6 +34,7 @@ MANNER = (
     "blocking",
     "unalign",
     "pin",
+    "register",
 )  # fields of a policy that change what a call is timed with
 
 
@@ -127,7 +128,8 @@ class CaseRows(NamedTuple):
         failed where more than MOST_LOST of all were so; else it is left out."""
         reasons = self._reasons_of("failed")
         faults = [reason for reason in reasons if not reason.startswith(NO_SAMPLE)]
-        too_many = len(reasons) > MOST_LOST * (len(reasons) + len(self.timed))
+        lost = sum("failed" in row.unfit and not row.ran for row in self.rows)
+        too_many = lost > MOST_LOST * (lost + len(self.timed))
         return next(iter(faults or (reasons if too_many else [])), "")
 
     @property
@@ -188,6 +190,8 @@ def _describe_manner(row: Row, record: Record) -> dict[str, str]:
     manner["cache"] = {"": "", "hot": "hot"}.get(record.cache, "cold")
     if not run.imported:
         manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
+        batches = {"streaming": str(run.policy.batch), "graph": str(run.policy.iters or "")}
+        manner["calls a sample"] = batches.get(row.case.mode, "")
         manner["launches of -m"] = "one a call" if "-m: " in record.note else "one"
     return {name: value for name, value in manner.items() if value}
 

@@ -7,9 +7,11 @@ import gzip
 import hashlib
 import html
 import importlib.util
+import itertools
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -183,10 +185,10 @@ def render_images(document: Document, folder: Path) -> list[Path]:
         raise CannotRun(
             f"cannot write {folder}: {e.strerror}", "choose another folder with --png"
         ) from e
+    drawn = [(section, figure) for section in document.sections for figure in section.figures]
+    names = _name_images(drawn)
     jobs = [
-        _image_layout(section, figure, folder)
-        for section in document.sections
-        for figure in section.figures
+        _image_layout(figure, folder / name) for (_, figure), name in zip(drawn, names, strict=True)
     ]
     # plotly.js comes with plotly, MathJax would be fetched
     generator = kaleido.PageGenerator(mathjax=False)
@@ -206,7 +208,19 @@ def render_images(document: Document, folder: Path) -> list[Path]:
     return [figure["path"] for figure in jobs]
 
 
-def _image_layout(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
+def _name_images(drawn: Sequence[tuple[Section, Figure]]) -> list[str]:
+    """The file of each figure; where figures of a section share a name, later ones are numbered."""
+    names: list[str] = []
+    for section, figure in drawn:
+        stem = re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}")
+        tries = (f"{stem}-{number}.png" for number in itertools.count(2))
+        names.append(
+            next(name for name in itertools.chain([f"{stem}.png"], tries) if name not in names)
+        )
+    return names
+
+
+def _image_layout(figure: Figure, path: Path) -> dict[str, Any]:
     title = {
         "text": html.escape(figure.title, quote=False),
         "x": 0,
@@ -220,9 +234,7 @@ def _image_layout(section: Section, figure: Figure, folder: Path) -> dict[str, A
     }
     return {
         "fig": {"data": figure.data, "layout": {**defaults, "template": make_theme("light")}},
-        "path": (
-            folder / (re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}") + ".png")
-        ),
+        "path": path,
         "opts": {"format": "png", "width": WIDTH, "height": figure.height + 30, "scale": SCALE},
     }
 

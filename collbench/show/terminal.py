@@ -157,7 +157,7 @@ def render_block(block: Block | RenderableType, width: int) -> RenderableType:
     """A block of a document as rich prints it in ``width`` columns."""
     if isinstance(block, Table):
         above = [Text(plain_line(block.title), "bold")] if block.title else []
-        below = [Text(block.note, "dim")] if block.note else []
+        below = [Text(_strip_controls(block.note, "\n"), "dim")] if block.note else []
         parts = _split_table(block, width) if block.overflow == "split" else [block]
         return Group(*above, *(make_grid(part, width) for part in parts), *below)
     if isinstance(block, Heading):
@@ -248,7 +248,7 @@ def make_grid(table: Table, width: int) -> Grid:
     gone = [" ".join(head.split()) for head in every if head not in table.heads]
     notes += [f"hidden at {width} columns: {', '.join(gone)}"] * bool(gone)
     view = Grid(
-        caption=Text("\n".join(notes), "dim") if notes else None,
+        caption=Text(_strip_controls("\n".join(notes), "\n"), "dim") if notes else None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -258,7 +258,7 @@ def make_grid(table: Table, width: int) -> Grid:
     )
     for column in table.columns:
         view.add_column(
-            Text(column.head, "bold"),
+            Text(_strip_controls(column.head, "\n"), "bold"),
             justify="left" if column.is_left else "right",
             style=STYLES["quiet"] if column.dim else "",
             width=column.width or None,

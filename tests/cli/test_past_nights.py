@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from collbench.core.errors import UsageError
 from collbench.features.health import command, history
 from collbench.features.health.checks import past
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.findings import Finding
 from collbench.features.health.history.baselines import Baseline, Level
 from collbench.features.health.history.nights import Review
@@ -246,7 +246,7 @@ def test_an_accepted_level_leaves_the_other_way_its_past(book: Book) -> None:
     assert (False, "accepted: new switch") not in begun
 
 
-def checked(book: Book, file: RunFile, fresh: past.Fresh | None = None) -> Looked:
+def checked(book: Book, file: RunFile, fresh: past.Fresh | None = None) -> CheckResult:
     return past.check_past(past.add_night(book, [file]), fresh, Night([file]))
 
 
@@ -354,7 +354,7 @@ def test_fresh_launches_that_were_started_otherwise_confirm_and_acquit_nothing(b
         assert scheme == "window" or "with 0 launches that count" in findings[0].what
 
 
-def check_history(book_path: Path, *files: RunFile) -> tuple[Looked, bool]:
+def check_history(book_path: Path, *files: RunFile) -> tuple[CheckResult, bool]:
     """What the check of a command says of these runs, and whether it shows their rows' nights."""
     check, outlook = command.check_earlier(files, str(book_path), False, None)
     return check.look(Night(files)), outlook is not None

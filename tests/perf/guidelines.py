@@ -4,8 +4,8 @@ seeded nights.
 ``python tests/perf/guidelines.py --output reports/guidelines.md``
 
 A night has suite nightly's rows. Launch medians scatter by sigma, of each row's own by a factor
-exp(N(0, .5)) where rows are unlike. Well: times as alpha + beta n, which meet every guideline. At
-the edge: 30 claims whose sides take just as long as is granted, which is as ill as well can be.
+exp(N(0, .5)) where rows are unlike. False: times as alpha + beta n, which meet every guideline. At
+the limit: 30 claims whose sides take just as long as is granted, the worst that is still sound.
 Found: one of them is beyond that by so much.
 """
 
@@ -70,13 +70,13 @@ def edge(nights: int, launches: int, sigma: float, unlike: bool, breach: float =
 PAGE = """# Guidelines: how often they are called missed
 
 {nights:,} seeded nights a cell (`python tests/perf/guidelines.py`), of suite nightly's rows, whose
-launch medians scatter by σ; where rows are unlike, each one's σ is that times exp(N(0, .5)). Well:
-nights with any finding, when times meet every guideline. At the edge: nights with any finding,
-when the two sides of {claims} claims take just as long as is granted, which is as ill as well can
-be; a check is to err on {alpha:.1%} of such. Found: nights on which the one claim that is missed
+launch medians scatter by σ; where rows are unlike, each one's σ is that times exp(N(0, .5)). False:
+nights with any finding, when times meet every guideline. At the limit: nights with any finding,
+when the two sides of {claims} claims take just as long as is granted, the worst that is still
+sound; a check is to err on {alpha:.1%} of such. Found: nights on which the one claim that is missed
 by so much is found.
 
-| launches | σ | rows | well | at the edge | found, +10 % | +20 % | +40 % |
+| launches | σ | rows | false | at the limit | found, +10 % | +20 % | +40 % |
 |--:|--:|---|--:|--:|--:|--:|--:|
 {lines}
 """

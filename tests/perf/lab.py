@@ -294,7 +294,7 @@ def bits(rate: int) -> str:
     return f"{rate / 1e9:g} Gb/s" if rate >= 10**9 else f"{rate / 1e6:g} Mb/s"
 
 
-PAGE = f"""# The instrument's truth: links of known rates
+PAGE = f"""# Accuracy on links of known rates
 
 {HOSTS} hosts that are namespaces of one kernel ([tests/lab](../tests/lab)): {{machine}}. Made by
 `make lab` of the runs in [lab/](lab/).
@@ -329,7 +329,7 @@ measured: connections that no case before has used carry less at first.
 edge, this is not told.
 
 Open MPI runs with `btl_tcp_flags=1`, by which it sends large messages without asking first. With
-its default a receiver asks for each part, and where both of a pair send, its wishes wait behind
+its default a receiver asks for each part, and where both of a pair send, its requests queue behind
 its own data on their one connection: all_reduce by halving_doubling of 4 MiB at 100 Mb/s then took
 0.88 s instead of 0.54 to 0.60 s (by hand, on this machine).
 

@@ -397,10 +397,10 @@ def check_earlier(
     from collbench.features.health import history, night
     from collbench.features.health.checks import past
     from collbench.features.health.checks import table as checks
-    from collbench.features.health.checks.hosts import Looked
+    from collbench.features.health.checks.hosts import CheckResult
 
     def blind(why: str, lacks: str = "") -> tuple[Check, None]:
-        return checks.Check("history", lambda _: Looked(missing=why, lacks=lacks)), None
+        return checks.Check("history", lambda _: CheckResult(missing=why, lacks=lacks)), None
 
     trouble = night.explain_trouble(files) or (
         f"a fault was planted: {planted}" if (planted := checks.describe_injected(files)) else ""
@@ -425,11 +425,11 @@ def check_earlier(
             return blind(f"{e.message}; {NO_HISTORY_HINT}", past.EARLIER_NIGHTS)
     fresh = partial(measure_again, kept, seconds) if rerun else None
 
-    def look(_: Night) -> Looked:
-        looked = past.check_past(known_past, fresh, night.Night(kept))
-        if looked.missing:
-            return looked._replace(missing="; ".join(filter(None, [looked.missing, left_out])))
-        return looked._replace(note="; ".join(filter(None, [looked.note, left_out])))
+    def look(_: Night) -> CheckResult:
+        result = past.check_past(known_past, fresh, night.Night(kept))
+        if result.missing:
+            return result._replace(missing="; ".join(filter(None, [result.missing, left_out])))
+        return result._replace(note="; ".join(filter(None, [result.note, left_out])))
 
     return checks.Check("history", look, "times"), known_past.outlook
 
@@ -451,15 +451,19 @@ def check_located(tests: int | None, ranks: str) -> Check:
     """The check that a search among all ranks comes to, at rank 0; where the search breaks, the
     check says so, and the night is judged without it. Raises UsageError."""
     from collbench.features.health.checks import table as checks
-    from collbench.features.health.checks.hosts import Looked
+    from collbench.features.health.checks.hosts import CheckResult
+    from collbench.features.health.locate.command import WrongDataFound
 
     try:
         located = search_ranks(tests, ranks)
     except UsageError:
         raise
+    except WrongDataFound as e:
+        wrong, note = [e.finding], "ended by wrong data"
+        return checks.Check("locate", lambda _: CheckResult(note, wrong))
     except CollbenchError as e:
         why = e.message
-        return checks.Check("locate", lambda _: Looked(missing=why))
+        return checks.Check("locate", lambda _: CheckResult(missing=why))
     assert located
     # of ranks that share cores, nobody can say how sure a culprit is
     findings = [
@@ -467,7 +471,7 @@ def check_located(tests: int | None, ranks: str) -> Check:
         for finding in located.findings
     ]
     missing = located.outcome if located.exit == Exit.NO_VERDICT else ""
-    return checks.Check("locate", lambda _: Looked(located.outcome, findings, missing))
+    return checks.Check("locate", lambda _: CheckResult(located.outcome, findings, missing))
 
 
 def search_ranks(tests: int | None, ranks: str) -> Found | None:

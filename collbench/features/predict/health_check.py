@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collbench.core.text import format_count, format_duration
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.checks.table import Check
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.night import Night, list_several
@@ -13,14 +13,16 @@ from collbench.features.predict.efficiency import PROBE, Merit, Yardstick
 from collbench.suite.case_words import describe_case
 
 
-def _check_bound(night: Night) -> Looked:
+def _check_bound(night: Night) -> CheckResult:
     """Large data that takes less time than over the links as sendrecv finds them: one of the two
     was measured wrongly, or sendrecv is slow. A message may well cost more in sendrecv, and a
     switch that adds up moves less.
     """
     points = night.points
     if not any(point.case.collective == PROBE for point in points):
-        return Looked(missing="no sendrecv of three launches or more tells what the links can do")
+        return CheckResult(
+            missing="no sendrecv of three launches or more tells what the links can do"
+        )
     stick = Yardstick(night.files, points)
     merits = [
         stick.merit(point)
@@ -34,13 +36,13 @@ def _check_bound(night: Night) -> Looked:
         why = list_several(
             dict.fromkeys(constants.refused for constants in stick.constants if constants.refused)
         )
-        return Looked(missing=why or "no row is bound by its links")
+        return CheckResult(missing=why or "no row is bound by its links")
     fast = sorted(
         (merit for merit in judged_merits if merit.alarming),
         key=lambda merit: -(merit.share or 0.0),
     )
     note = f"{format_count(len(judged_merits), 'row')} against the least time possible"
-    return Looked(note, [_too_fast(night, fast)] if fast else [])
+    return CheckResult(note, [_too_fast(night, fast)] if fast else [])
 
 
 def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:

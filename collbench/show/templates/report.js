@@ -124,6 +124,7 @@ function unmoved(section, on) {
     if (names.length) (kept[names.join(" and ")] ??= []).push(`\u201c${table.caption.textContent}\u201d`);
   }
   const words = section.querySelector(".words, figcaption") ? ["the sentences here"] : [];
+  if (section.querySelector(".tiles")) words.push("the figures on top");
   for (const [names, titles] of Object.entries(kept)) words.push(`${titles.join(", ")} (by ${names})`);
   return words.length ? `Not narrowed by filters: ${words.join("; ")}.` : "";
 }
@@ -176,7 +177,7 @@ for (const box of all(".table")) {
 }
 
 // Sorting: up, down, and back as it was. Figures by their value in one unit, what is no figure at the end.
-const UNITS = {"µs": 1e3, ms: 1e6, s: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40};
+const UNITS = {K: 1e3, M: 1e6, "µs": 1e3, ms: 1e6, s: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40};
 function value(cell) {
   const [, number, unit] = /^(?:p\d+ |max |[±×])?([-−+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ]*)/i.exec(cell) ?? [];
   return number ? Number(number.replaceAll(",", "").replace("−", "-")) * (UNITS[unit] ?? 1) : Infinity;
@@ -197,7 +198,7 @@ function sort({table, body, lines}, head) {
   body.append(...(next === "none" ? lines : keyed.sort(order).map(({line}) => line)));
 }
 for (const one of tables) {
-  for (const head of one.table.tHead.rows[0].cells) head.firstElementChild.onclick = () => sort(one, head);
+  for (const head of one.table.tHead.rows[0].cells) head.querySelector("button")?.addEventListener("click", () => sort(one, head));
 }
 
 // Raw data: columns, compressed. A spreadsheet must not take text of a record for a formula.

@@ -108,7 +108,10 @@ def _describe_processor(file: RunFile) -> str:
 
 
 def _describe_begin(file: RunFile) -> str:
-    return f"{datetime.fromisoformat(file.run.started).astimezone(UTC):%d %b %Y %H:%M} UTC"
+    begin = datetime.fromisoformat(file.run.started)
+    if begin.tzinfo is None:  # a log of another tool does not say its zone
+        return f"{begin:%d %b %Y %H:%M}"
+    return f"{begin.astimezone(UTC):%d %b %Y %H:%M} UTC"
 
 
 def _topology_tables(view: View, runs: list[int]) -> list[Table]:

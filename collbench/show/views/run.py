@@ -252,21 +252,27 @@ def _conclude_verdict(view: View) -> tuple[str, Weight]:
             f"{format_count(fake, 'case')} {ORIGINS[FAKE].reason}, whose times mean nothing.",
             "notice",
         )
+    which = "the run was" if len(view.files) == 1 else "a run was"
+    cut = f" before {which} cut short" if any(map(_is_cut_short, view.files)) else ""
     if not view.points:
-        return _explain_no_times(view, total), "notice"
-    if any(map(_is_cut_short, view.files)):
-        which = "the run was" if len(view.files) == 1 else "a run was"
-        return f"{_describe_points(view)} before {which} cut short.", "notice"
+        return _explain_no_times(view, total, cut), "notice"
+    if cut:
+        return f"{_describe_points(view)}{cut}.", "notice"
     return _fit_for_claims(view, counts)
 
 
-def _explain_no_times(view: View, total: int) -> str:
-    """The verdict on runs of so many cases, none of which has a time."""
+def _explain_no_times(view: View, total: int, cut: str) -> str:
+    """The verdict on runs of so many cases, none of which has a time; ``cut`` is the clause on runs
+    that were cut short."""
     if found := summing.count_findings(view):
         return f"No case has a time: what {format_count(found, 'case')} found is below."
-    if total:
+    if not total:
+        return f"There is nothing to report: no case was run{cut}."
+    reasons = Counter(other.why for other in view.others)
+    if set(reasons) == {"skipped"} and not cut:
         return "No case was measured: all were skipped."
-    return "There is nothing to report: no case was run."
+    counted = ", ".join(f"{number:,} {why}" for why, number in reasons.items())
+    return f"No case has a time{cut}{': ' * bool(counted)}{counted}."
 
 
 def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
@@ -296,7 +302,9 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     wide = sum(UNCONVERGED in point.flags for point in points)
     measured_points = sum(not point.predicted for point in points)
     remark = f"; {wide:,} of {measured_points:,} less precise than asked for" if wide else ""
-    good = verified and 2 * wide <= measured_points and not imports
+    excluded = sum(other.why == INVALID for other in view.others)
+    remark += f"; {excluded:,} more without a valid time" if excluded else ""
+    good = verified and 2 * wide <= measured_points and not imports and not excluded
     return f"{number}, {data}{remark}{imports}.", "good" if good else "notice"
 
 
@@ -400,9 +408,10 @@ def _describe_run(view: View, number: int) -> str:
     file = view.files[number]
     run, label = file.run, view.labels[number]
     ranks = sorted({record.case.n for record in file.records})
+    noun = "rank" if ranks == [1] else "ranks"
     parts = [
         label if len(view.files) > 1 or label not in run.id else "",
-        f"{'/'.join(map(str, ranks[:4]))} ranks" if ranks else "",
+        f"{'/'.join(map(str, ranks[:4]))}{'/…' * (len(ranks) > 4)} {noun}" if ranks else "",
         ", ".join(sorted({record.case.backend for record in file.records})),
         f"imported from {run.imported}" if run.imported else "",
         *machines.describe_machine(file),

@@ -156,7 +156,9 @@ def single_call(case: Case, policy: Policy) -> bool:
 
 def flag_table(view: View) -> Table:
     """The flags that occurred, doubts first, then most frequent first."""
-    flags = Counter(flag_kind(flag) for point in view.points for flag in point.flags)
+    flags = Counter(
+        kind for point in view.points for kind in dict.fromkeys(map(flag_kind, point.flags))
+    )
     doubted = {flag_kind(flag) for point in view.points for flag in list_doubts(point)}
     limits = _fill_limits(view)
     lines = []

@@ -258,7 +258,8 @@ class Experiment:
 
     def _confirming_rounds(self, rows: Sequence[Row]) -> int:
         """The fewest rounds of a second stage of these rows."""
-        return max(self._order.rounds[1], paired.fewest_rounds(len(rows)))
+        tests = sum(len(row.judged_keys) for row in rows)
+        return max(self._order.rounds[1], paired.fewest_rounds(tests))
 
     def _decide(self, rows: Sequence[Row]) -> None:
         """Measure again what stage 1 flags, and go on with rows that are worth it, as long as there

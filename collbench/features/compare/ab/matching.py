@@ -88,6 +88,8 @@ def match_rows(
     that each side leaves out. Raises UsageError where two rows of a side are one of the other."""
     suite = suite.resolve()
     cases, left_out = suite.expand()
+    cases = [case for case in cases if not case.cycle]  # rounds repeat them
+    left_out = [skip for skip in left_out if not skip.case.cycle]
     swept, given = (
         {name for env in envs for name, _ in env}
         for envs in (
@@ -118,12 +120,12 @@ def match_rows(
             or (places.refuse(case) if places else "")
             for case in side_cases
         }
-        possible = [case for case in side_cases if not reasons[case] and not case.is_part]
+        possible = [case for case in side_cases if not reasons[case] and case.is_leader]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
         fitting, no_room = fit_to_host(
             possible, policy, places.room if places else None, find_subject
         )
-        skips[name] += no_room
+        skips[name] += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
         jobs[name] = {strip_case(job.case, differs): job for job in fitting}
         if len(jobs[name]) < len(fitting):
             other = SIDES[1 - SIDES.index(name)]

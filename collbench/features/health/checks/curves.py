@@ -259,6 +259,7 @@ def _find_impossible(curve: Curve) -> tuple[str, str] | None:
             curve.device or curve.machine
         ),
         ("points", "it has no points"): not sizes,
+        ("points", "a size of 0 has no bandwidth"): bool(sizes) and not sizes[0][0],
         ("gpus", "one alone has no busbw"): curve.n < 2,
         ("nic", "several nodes, and no rate of a NIC"): distant and curve.nic is None,
     }

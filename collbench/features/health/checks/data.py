@@ -10,7 +10,7 @@ import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.text import format_count, plain_line
-from collbench.features.health.checks.hosts import RANK, SHOWN, Looked
+from collbench.features.health.checks.hosts import RANK, SHOWN, CheckResult
 from collbench.features.health.checks.orders import (
     describe_change,
     has_order,
@@ -31,19 +31,19 @@ from collbench.records.derive import is_broken, is_without_samples
 from collbench.suite.case_words import describe_case
 
 
-def check_data(night: Night) -> Looked:
+def check_data(night: Night) -> CheckResult:
     """Every element that came out wrong, by the rank that has the first of each case."""
     checked = sum(entry.record.checked for entry in night.records)
     wrong = [entry for entry in night.records if entry.record.status == "wrong"]
     if not checked and not wrong:
-        return Looked(missing="nothing verified yet")
+        return CheckResult(missing="nothing verified yet")
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
     for entry in wrong:
         first = entry.record.first_wrong
         by_subject[
             locate_rank(entry.world, first.rank) if first else Subject("cluster", "unknown rank")
         ].append(entry)
-    return Looked(
+    return CheckResult(
         f"{checked:,} elements of {format_count(len(night.records), 'record')} compared bit for"
         " bit",
         [_find_wrong(subject, members) for subject, members in by_subject.items()],
@@ -77,7 +77,7 @@ def _find_wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
     )
 
 
-def check_repeatability(night: Night) -> Looked:
+def check_repeatability(night: Night) -> CheckResult:
     """Whether the same floats are added up to the same result, to the bit, by two calls and by all
     launches; and whether all launches add in one order."""
     by_case: dict[str, list[NightRecord]] = defaultdict(list)
@@ -85,7 +85,7 @@ def check_repeatability(night: Night) -> Looked:
         if entry.record.bits or has_order(entry):
             by_case[entry.record.case.key].append(entry)
     if not by_case:
-        return Looked(
+        return CheckResult(
             missing="no run keeps digests of sums that have to be rounded (policy: bitwise = true)"
             " or their order (adds_as = true)"
         )
@@ -99,7 +99,7 @@ def check_repeatability(night: Night) -> Looked:
         f"sums of {format_count(len(by_case), 'case')}"
         f"{' by two calls' * has_digests} in each of {format_count(launches, 'launch')}"
     )
-    return Looked(note, [_find_unlike(label, members) for label, members in by_label.items()])
+    return CheckResult(note, [_find_unlike(label, members) for label, members in by_label.items()])
 
 
 def _has_other_bits(entries: Iterable[NightRecord]) -> bool:
@@ -144,7 +144,7 @@ def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
     )
 
 
-def check_completeness(night: Night) -> Looked:
+def check_completeness(night: Night) -> CheckResult:
     """Cases that hung, died or raised, and runs that did not come to their end."""
     failed = [entry for entry in night.records if is_broken(entry.record)]
     empty = sum(is_without_samples(entry.record) for entry in failed)
@@ -171,7 +171,7 @@ def check_completeness(night: Night) -> Looked:
     ]
     short = [why for file in night.files if (why := _describe_end(file.end, file.run.id))]
     if short and not findings:
-        return Looked(missing=list_several(short))
+        return CheckResult(missing=list_several(short))
     skipped = Counter(
         entry.record.note for entry in night.records if entry.record.status == "skipped"
     )
@@ -183,7 +183,7 @@ def check_completeness(night: Night) -> Looked:
     note += "".join(
         f"; {times:,} skipped: {plain_line(why)}" for why, times in skipped.most_common(2)
     )
-    return Looked(note, findings)
+    return CheckResult(note, findings)
 
 
 def _name_cases(members: Iterable[NightRecord]) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from collbench.core.text import format_bandwidth, format_count, format_size
 from collbench.features.health.checks.curves import Curve, load_curves
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.findings import Evidence, Finding, Severity, Subject
 from collbench.features.health.night import Night, Timing
 from collbench.records.case_rows import TAU_DEDICATED
@@ -59,13 +59,13 @@ class Machine(NamedTuple):
 
 def check_expectations(
     night: Night, curves: Sequence[Curve] | None = None, today: date | None = None
-) -> Looked:
+) -> CheckResult:
     """Sizes at which a collective stays below what is expected: by the ``curves``, or what was
     reached elsewhere on machines like this one. Of curves that should have failed something and
     that no row says anything of, the first is missing."""
     machine = describe_machine(night)
     if not machine.shapes or (curves is None and not machine.device):
-        return Looked(
+        return CheckResult(
             idle="no GPUs of one kind on every host: nothing is known to set them against"
         )
     today = today or date.today()
@@ -74,7 +74,9 @@ def check_expectations(
         kinds = " or ".join(
             f"{nodes} x {per_host}" for per_host, nodes in sorted(set(machine.shapes.values()))
         )
-        return Looked(missing=f"no figures are known of {kinds} {machine.device or 'CPU ranks'}")
+        return CheckResult(
+            missing=f"no figures are known of {kinds} {machine.device or 'CPU ranks'}"
+        )
     chose = list_choices(night)
     findings = []
     checked_keys, unknown_keys, matched_ids = set[str](), set[str](), set[int]()
@@ -97,7 +99,7 @@ def check_expectations(
                 findings.append(_find_slow(timing, strictest, reached, today))
     gaps = f"{format_count(len(unknown_keys), 'row')} without a busbw" * bool(unknown_keys)
     if not checked_keys:
-        return Looked(
+        return CheckResult(
             missing=gaps or "no row is of a collective and size of which figures are known"
         )
     old = sum(curve.expires < today for curve in relevant)
@@ -106,7 +108,7 @@ def check_expectations(
         for curve in relevant
         if curve.severity != "hint" and id(curve) not in matched_ids
     ]
-    return Looked(
+    return CheckResult(
         f"{len(checked_keys):,} rows set against {len(relevant)} curves"
         + f", {old} of them expired" * bool(old)
         + f"; {gaps}" * bool(gaps),

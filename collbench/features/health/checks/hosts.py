@@ -41,7 +41,7 @@ CLOCK = 0.90  # of the median of its kind: a GPU below was held back
 RANK = re.compile(r"\branks? (\d+)\b(?!, \d| and)")
 
 
-class Looked(NamedTuple):
+class CheckResult(NamedTuple):
     """What a check saw. ``missing`` says why it had nothing to look at; ``idle``: that nothing here
     is its business. ``lacks`` names what no verdict can do without and this check should have
     seen, whatever others saw; ``missing`` says why then."""
@@ -85,7 +85,7 @@ COUNTERS = (
 )
 
 
-def check_stragglers(night: Night) -> Looked:
+def check_stragglers(night: Night) -> CheckResult:
     """Ranks that come late to what all wait for, and ranks that come in time and leave last, which
     are two faults."""
     telling = [
@@ -96,7 +96,7 @@ def check_stragglers(night: Night) -> Looked:
         and names_ranks(t.record, t.world, t.row.lateness)
     ]
     if not telling:
-        return Looked(
+        return CheckResult(
             missing=(
                 "no record says when each rank came (ranks on cores of their own, collectives that "
                 f"synchronise, {NAMING} samples)"
@@ -109,7 +109,9 @@ def check_stragglers(night: Night) -> Looked:
     slow = _find_named(
         timed, "stragglers", lambda entry: entry.row.slow_rank if entry.row else None, *SLOW
     )
-    return Looked(f"when each rank came: {format_count(len(telling), 'record')}", [*late, *slow])
+    return CheckResult(
+        f"when each rank came: {format_count(len(telling), 'record')}", [*late, *slow]
+    )
 
 
 LATE = (
@@ -176,13 +178,13 @@ def _find_lateness(entry: NightRecord, rank: int | None) -> float | str:
     return round(late[index] / 1000, 1) if index < len(late) else "unknown"
 
 
-def check_pairs(night: Night) -> Looked:
+def check_pairs(night: Night) -> CheckResult:
     """Hosts, ranks and links that stand out among pairs of ranks measured alike."""
     matrices = [(file, uniformity.make_matrix(file)) for file in night.files]
     measured = [file for file, matrix in matrices if matrix]
     found = [matrix for _, matrix in matrices if matrix]
     if not measured:
-        return Looked(missing="no run measured pairs of ranks: collbench pairs does")
+        return CheckResult(missing="no run measured pairs of ranks: collbench pairs does")
     few = not any(uniformity.is_comparable(matrix, {}) for matrix in found)
     findings = []
     for file in measured:
@@ -197,10 +199,10 @@ def check_pairs(night: Night) -> Looked:
     missing = "too few pairs of ranks for one to stand out" if few else ""
     missing = missing or "; ".join(filter(None, map(uniformity.explain_unrated, found)))
     note = f"pairs of {format_count(len(measured), 'run')} held against each other"
-    return Looked(note, findings, missing)
+    return CheckResult(note, findings, missing)
 
 
-def check_gpus(night: Night) -> Looked:
+def check_gpus(night: Night) -> CheckResult:
     """Clocks, what held them back, and errors that came while cases ran, of every GPU."""
     states = [
         (entry, rank, state)
@@ -208,9 +210,9 @@ def check_gpus(night: Night) -> Looked:
         for rank, state in enumerate(entry.record.gpus)
     ]
     if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
-        return Looked(idle="no GPU took part")
+        return CheckResult(idle="no GPU took part")
     if not states:
-        return Looked(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
+        return CheckResult(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
     by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
     for entry, rank, state in states:
         by_gpu[_find_gpu(entry, rank, state)].append((entry, state))
@@ -219,7 +221,7 @@ def check_gpus(night: Night) -> Looked:
         for subject, readings in by_gpu.items()
         for finding in (*_find_risen(subject, readings), *_find_held_back(subject, readings))
     ]
-    return Looked(
+    return CheckResult(
         f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(len(states), 'reading')}",
         [*findings, *_slow_clocks(by_gpu)],
     )
@@ -331,11 +333,11 @@ def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]
     return findings
 
 
-def check_alike(night: Night) -> Looked:
+def check_alike(night: Night) -> CheckResult:
     """Whether the hosts of a world agree in all that decides performance."""
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
     if not several_hosts:
-        return Looked(idle="one host")
+        return CheckResult(idle="one host")
     findings: dict[Subject, Finding] = {}
     for file, world in several_hosts:
         usual = Counter(info.fingerprint for info in world.hosts).most_common(1)[0][0]
@@ -368,4 +370,4 @@ def check_alike(night: Night) -> Looked:
                     ),
                 )
     hosts = {info.host for _, world in several_hosts for info in world.hosts}
-    return Looked(f"{format_count(len(hosts), 'host')} compared", list(findings.values()))
+    return CheckResult(f"{format_count(len(hosts), 'host')} compared", list(findings.values()))

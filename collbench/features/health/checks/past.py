@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_duration
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.checks.lost import find_lost
 from collbench.features.health.checks.ports import find_slowed_ports
 from collbench.features.health.findings import Evidence, Finding, Subject
@@ -94,7 +94,7 @@ class Unjudged(NamedTuple):
     nights: int
 
 
-def check_past(history: Known, fresh: Fresh | None, night: Night) -> Looked:
+def check_past(history: Known, fresh: Fresh | None, night: Night) -> CheckResult:
     """Rows slower than in the last nights, levels that rose and stand, rows that crept away from
     their anchor, rows that are missing, and ports that were faster."""
     tonight, timings = (
@@ -147,7 +147,7 @@ def _explain_blind(
     return Unjudged(series.case, tonight.unfit_reason, gate.nights) if is_blind else None
 
 
-def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> Looked:
+def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> CheckResult:
     """What was held against earlier nights, or why nothing was: where there are nights enough, this
     is no pass."""
     learning = sum(gate.state == "learning" for gate in judged)
@@ -157,16 +157,16 @@ def _tell_judged(judged: Sequence[gates.Gate], unjudged: Sequence[Unjudged]) -> 
     if learning < len(judged):
         note = f"{format_count(len(judged), 'row')} against up to {PAST} nights"
         more = f"{learning} still learning" * bool(learning)
-        return Looked("; ".join(filter(None, [note, more, blind])))
+        return CheckResult("; ".join(filter(None, [note, more, blind])))
     if unjudged:
         most = max(row.nights for row in unjudged)
-        return Looked(missing=f"{blind}, beside {most} earlier nights", lacks=EARLIER_NIGHTS)
+        return CheckResult(missing=f"{blind}, beside {most} earlier nights", lacks=EARLIER_NIGHTS)
     if not judged:
-        return Looked(
+        return CheckResult(
             missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
         )
     most = max(gate.nights for gate in judged)
-    return Looked(
+    return CheckResult(
         missing=(
             f"needs {LEARNING} earlier nights of a row since its last change; no row has"
             f" {f'more than {most}' if most else 'any'} so far"

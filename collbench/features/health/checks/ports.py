@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from collbench.core.text import format_count, plain_line
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.checks.lost import HAD
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history.gates import RECENT
@@ -31,14 +31,14 @@ PORT_ADVICE = "ibstat; look at cable, transceiver and switch port"
 MEANT = f"where it is meant to be, it is the port's usual rate after {RECENT - HAD + 1} nights"
 
 
-def check_ports(night: Night) -> Looked:
+def check_ports(night: Night) -> CheckResult:
     """State and rate of the first host's InfiniBand and RoCE ports. A rate below that of other
     ports is a hint: ports of storage may be like those of computation and slower
     (find_slowed_ports)."""
     environments = [file.run.environment for file in night.files]
     ports = [(file, port) for file in night.files for port in list_ports(file.run.environment)]
     if not ports:
-        return Looked(
+        return CheckResult(
             missing="no InfiniBand or RoCE port is recorded" if environments else "no run"
         )
     findings = {}
@@ -72,7 +72,7 @@ def check_ports(night: Night) -> Looked:
                 ),
                 advice=PORT_ADVICE,
             )
-    return Looked(
+    return CheckResult(
         f"{format_count(len({port['name'] for _, port in ports}), 'port')} of one host",
         list(findings.values()),
     )
@@ -115,7 +115,7 @@ def find_slowed_ports(
     return list(findings.values())
 
 
-def check_counters(night: Night) -> Looked:
+def check_counters(night: Night) -> CheckResult:
     """Errors that network ports counted from the first launch's start to the last one's, by host
     and port."""
     files = sorted(night.files, key=lambda file: file.run.started)
@@ -126,11 +126,11 @@ def check_counters(night: Night) -> Looked:
         for name, value in counts.items():
             errors[host, name].append(value)
     if not errors:
-        return Looked(
+        return CheckResult(
             missing="hosts have no network port that counts errors, or these runs do not tell"
         )
     if max(map(len, errors.values())) < 2:
-        return Looked(missing="needs a second launch, to see whether error counters rose")
+        return CheckResult(missing="needs a second launch, to see whether error counters rose")
     by_port: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     full = []
     for (host, name), values in errors.items():
@@ -144,7 +144,7 @@ def check_counters(night: Night) -> Looked:
         for port, rises in by_port.items()
     ]
     hosts = {host for host, _ in errors}
-    return Looked(
+    return CheckResult(
         f"{format_count(len(errors), 'counter')} of {format_count(len(hosts), 'host')}",
         [*findings, *full],
     )

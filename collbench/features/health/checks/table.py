@@ -17,7 +17,7 @@ from collbench.features.health.checks.guidelines import (
     make_finding,
     select_testable,
 )
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.findings import Checked, Finding, Severity, State, Verdict
 from collbench.features.health.night import LAUNCHES, Night
 from collbench.records.origins import is_fake
@@ -35,7 +35,7 @@ class Check(NamedTuple):
     something to see."""
 
     name: str
-    look: Callable[[Night], Looked]
+    look: Callable[[Night], CheckResult]
     needed: str = ""
 
 
@@ -54,7 +54,7 @@ def _make_guideline(name: str, claims: Callable[[Night], list[Claim]], advice: s
 
 def _hold_claims(
     name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night
-) -> Looked:
+) -> CheckResult:
     """A finding for each claim that surely does not hold; of several claims about a case, for the
     worst alone. What was not tested is no pass."""
     claim_list = claims(night)
@@ -62,18 +62,18 @@ def _hold_claims(
     shared = f"{LAUNCHES} launches that have all rows of a claim"
     if not every:
         needs = f"not tested: needs {shared if claim_list else NEEDS[name]}"
-        return Looked(missing=night.unfit if not night.fit and night.timings else needs)
+        return CheckResult(missing=night.unfit if not night.fit and night.timings else needs)
     worst = {missed.claim.timing.case: missed for missed in reversed(find_missed(every))}
     note = f"{format_count(len(every), 'claim')} over {LAUNCHES} launches or more"
     untestable = len(claim_list) - len(every)
     short = f"{format_count(untestable, 'claim')} not tested: needs {shared}" * bool(untestable)
-    return Looked(
+    return CheckResult(
         "; ".join(filter(None, [note, short, night.unfit])),
         [make_finding(name, missed, advice) for missed in reversed(worst.values())],
     )
 
 
-def _check_link(night: Night) -> Looked:
+def _check_link(night: Night) -> CheckResult:
     """Guidelines between rows of a collective and of sendrecv; hints on one host, where there is
     nothing but memory between ranks, and healthy libraries move it as they like."""
     advice = "it uses links worse than sendrecv: look at channels and algorithm"
@@ -172,7 +172,7 @@ def _end_time(file: RunFile) -> str:
     return file.end.ended if file.end and file.end.ended else file.run.started
 
 
-def _make_result(check: Check, result: Looked) -> Checked:
+def _make_result(check: Check, result: CheckResult) -> Checked:
     if result.idle and not result.findings:
         return Checked(check.name, "not applicable", result.idle)
     if result.missing and not result.findings:
@@ -181,7 +181,7 @@ def _make_result(check: Check, result: Looked) -> Checked:
     return Checked(check.name, "found" if result.findings else "passed", note)
 
 
-def _find_lacking(results: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
+def _find_lacking(results: Iterable[tuple[Check, CheckResult]]) -> dict[str, str]:
     """The data that no check saw though a verdict needs it, and the first reason why; and what one
     check alone can see, and did not. Hints do not stand in for what a check lacked."""
     results = list(results)

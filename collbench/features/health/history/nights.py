@@ -4,6 +4,7 @@ other."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
@@ -292,6 +293,8 @@ def merge_nights(launches: Iterable[NightLaunch], prints: Mapping[str, str] = {}
 def complete_manner(manner: str) -> str:
     """The manner of a kept launch with what earlier versions did not write down and measured as
     today: one call a sample was one launch always. How several calls were launched is not known."""
+    if "agg_iters " in manner and ", register " not in manner:
+        manner = re.sub(r"(, pin \w+)", r"\1, register 0", manner, count=1)
     if LAUNCHES_OF_CALLS in manner or "agg_iters 1," not in manner:
         return manner
     return manner.replace(", pin ", f", {LAUNCHES_OF_CALLS} one, pin ", 1)

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ from collbench.cli.families import (
 )
 from collbench.cli.parameters import make_option
 from collbench.core.backend_info import backend_info, list_capable
-from collbench.core.errors import CannotRun, Exit
+from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict
 from collbench.core.text import plain_line
 from collbench.survive.encoding import encode_json
 
@@ -187,6 +187,7 @@ class Searching:
         self._round = 0
         self._reached: dict[tuple[int, ...], float] = {}  # in this round, by the ranks of a ring
         self._like: Case | None = None
+        self.without_rate: dict[str, str] = {}  # notes of what was not measured, by its status
         self.units: list[Unit] = []
         self.located: Located | None = None
 
@@ -195,10 +196,9 @@ class Searching:
         self.units = list_units(world)
 
     def record(self, record: Record, row: Derived | None) -> None:
-        """Takes a measurement. Raises CannotRun where the backend has no sendrecv or cannot be
-        opened."""
-        if record.status == "skipped":
-            raise CannotRun(f"no search can run here: {record.note}")
+        """Takes a measurement. One that has no rate ends the search: it is not one of 0 GB/s."""
+        if record.status in ("skipped", "failed", "wrong"):
+            self.without_rate.setdefault(record.status, record.note)
         self._like = self._like or record.case
         self._reached[tuple(record.case.members)] = (
             row.busbw or 0.0 if row and record.status == "ok" else 0.0
@@ -208,6 +208,8 @@ class Searching:
         """Cases of the next round; none when the search has ended."""
         from collbench.features.health.locate import search as locate
 
+        if self.without_rate:
+            return []
         try:
             if self._search is None:
                 self._search = locate.start_search(len(self.units), self._rules)
@@ -249,6 +251,16 @@ class Searching:
         ]
 
 
+class WrongDataFound(CollbenchError):
+    """Ranks received wrong data in a search, which ``finding`` says of them."""
+
+    exit = Exit.WRONG_DATA
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.sentence, finding.advice)
+        self.finding = finding
+
+
 def make_listener(searching: Searching) -> Status:
     """Progress on standard error, which passes what was measured on to the search."""
     from collbench.show import live
@@ -268,8 +280,8 @@ def make_listener(searching: Searching) -> Status:
 def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
     None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
-    session.execute_order does, UsageError for fewer than three hosts (or ranks of one), and
-    NoVerdict on fake GPUs.
+    session.execute_order does, UsageError for fewer than three hosts (or ranks of one),
+    WrongDataFound, and NoVerdict on fake GPUs and where a test has no valid sample.
     """
     from collbench.features.health.locate import findings
     from collbench.records.origins import refuse_fake
@@ -282,6 +294,7 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
         raise KeyboardInterrupt
     if reporter.ended is None:
         return None
+    _refuse_without_rate(searching.without_rate, reporter.file)
     if searching.located is None:
         raise CannotRun(
             "the search for the slow rank ended before it named one or cleared all",
@@ -297,6 +310,19 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
     ended = Exit.BAD if suspects else Exit.NO_VERDICT if located.open else Exit.OK
     outcome = findings.describe_outcome(located, names, kind, crowded)
     return Found(located, suspects, outcome, ended, reporter.file)
+
+
+def _refuse_without_rate(notes: Mapping[str, str], file: RunFile) -> None:
+    """Raises what a search comes to that has measured something without a rate, by its notes."""
+    from collbench.features.health.checks.data import check_data
+    from collbench.features.health.night import Night
+
+    if "wrong" in notes:
+        raise WrongDataFound(check_data(Night([file])).findings[0])
+    if "failed" in notes:
+        raise NoVerdict(f"the search found nobody, as a test has no rate: {notes['failed']}")
+    if "skipped" in notes:
+        raise CannotRun(f"no search can run here: {notes['skipped']}")
 
 
 def announce_search(order: Order, rules: Rules) -> None:

@@ -55,6 +55,7 @@ MANNER = (
     ("blocking", "-z {}"),
     ("unalign", "-u {}"),
     ("pin", "--no-pin"),
+    ("register", "-R {}"),
     ("cache", "--cache {}"),
 )
 

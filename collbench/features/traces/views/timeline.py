@@ -9,12 +9,14 @@ from collbench.features.traces.analysis.operations import groups_of, list_commun
 from collbench.features.traces.types import Interval, RankTrace
 from collbench.features.traces.views import hang as hung
 from collbench.features.training.step import LOCAL
-from collbench.features.training.views.timeline import RANKS, SHOWN, Bar, draw_timeline
+from collbench.features.training.views.timeline import (
+    RANKS,
+    SHOWN,
+    Bar,
+    draw_timeline,
+    name_first_ranks,
+)
 from collbench.show.document import Figure
-from collbench.show.figure_style import thin_points
-
-BARS = 600  # of each kind, of a timeline
-
 
 FIRST = 200  # calls of a rank that are drawn where no iteration is marked
 
@@ -34,13 +36,13 @@ def draw_calls(verdict: Judged) -> Figure | None:
             if low <= bar.begin_ns < high:
                 moved = bar._replace(begin_ns=bar.begin_ns - zero, end_ns=bar.end_ns - zero)
                 bars[kind].append(moved)
-    thinned = {kind: thin_points(kind_bars, BARS) for kind, kind_bars in bars.items()}
     stretch = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
     clock = "" if verdict.clock.shared else " Each rank's begin is 0, as ranks share no clock."
     return draw_timeline(
         f"Timeline of {stretch}",
-        f"When operations were under way, and when ranks computed or waited.{clock}",
-        thinned,
+        f"When operations were under way, and when ranks computed or waited.{clock}"
+        f"{name_first_ranks(len(verdict.trace.ranks))}",
+        bars,
         "ms",
     )
 

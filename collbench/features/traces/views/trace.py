@@ -180,7 +180,7 @@ def _describe_fine(verdict: Judged) -> Headline:
         return Headline(f"{sentence}: nothing in it hangs or disagrees{remarks}", "notice")
     if not verdict.completed:
         sentence = "all ranks made the same calls; the trace does not show whether all completed"
-        return Headline(f"{sentence}{remarks}", "good")
+        return Headline(f"{sentence}{remarks}", "notice" if lost else "good")
     if lost:
         sentence = (
             "no hang: all ranks made and completed the same calls, as far as these can be read"

@@ -16,6 +16,9 @@ from collbench.show.figure_style import COLOURS, escape_plotly, join_hover, thin
 RANKS = 8  # of a timeline
 
 
+BARS = 600  # of each kind, of a timeline
+
+
 ROW = 0.84  # of the height that a timeline has for a rank
 
 
@@ -87,8 +90,13 @@ def draw_operations(
             lane = (op.group or "world") if op.communicates else ""
             bars[kind].append(Bar(rank, lane, *when, op.kind, (op.label, op.source)))
     caption = "One step: when each operation was under way, and when the program stood still."
-    thinned = {kind: thin_points(kind_bars) for kind, kind_bars in bars.items()}
-    return draw_timeline(f"{title}: one step", caption, thinned, "ms after the step's begin")
+    caption += name_first_ranks(len(operation_times))
+    return draw_timeline(f"{title}: one step", caption, bars, "ms after the step's begin")
+
+
+def name_first_ranks(ranks: int) -> str:
+    """The sentence that not all of so many ranks are drawn; empty where all are."""
+    return f" Ranks 0 to {RANKS - 1} of {ranks:,} are drawn." if ranks > RANKS else ""
 
 
 class Bar(NamedTuple):
@@ -117,8 +125,10 @@ def format_span(begin_ns: int, end_ns: int) -> str:
 
 
 def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
-    """The course of a step: bars of each kind in SHOWN, in a row for each rank. A row's lanes lie
-    one below the other, the program's own on top."""
+    """The course of a step: bars of each kind in SHOWN, in a row for each rank, at most BARS of a
+    kind. A row's lanes lie one below the other, the program's own on top."""
+    total = sum(map(len, bars.values()))
+    bars = {kind: thin_points(kind_bars, BARS) for kind, kind_bars in bars.items()}
     every = [bar for kind_bars in bars.values() for bar in kind_bars]
     lanes = sorted({bar.lane for bar in every})
     ranks = sorted({bar.rank for bar in every}, reverse=True)
@@ -131,6 +141,8 @@ def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], a
     if len(lanes) > 1:
         below = ", ".join(lane for lane in lanes if lane)
         caption += f" In a rank's row, what its program does is on top; below, by group: {below}."
+    if left_out := total - len(every):
+        caption += f" {left_out:,} of {total:,} bars are left out, evenly: gaps may be theirs."
     return Figure(
         name="timeline",
         title=title,

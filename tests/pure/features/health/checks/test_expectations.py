@@ -14,7 +14,7 @@ import collbench
 from collbench.core.errors import UsageError
 from collbench.features.health.checks import expectations
 from collbench.features.health.checks.curves import Curve, load_curves, load_tables
-from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.expect import nodes, power
 from collbench.features.health.night import Night
 from collbench.records.types import Choice, Record, RunFile
@@ -59,7 +59,7 @@ def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFil
     )
 
 
-def looked(file: RunFile, curves: list[Curve] | None = None, today: date = TODAY) -> Looked:
+def looked(file: RunFile, curves: list[Curve] | None = None, today: date = TODAY) -> CheckResult:
     return expectations.check_expectations(Night([file]), curves, today)
 
 
@@ -150,7 +150,7 @@ day = 2026-01-01
 """
 
 
-def expected(tmp_path: Path, *changes: tuple[str, str], slower: float = 1.0) -> Looked:
+def expected(tmp_path: Path, *changes: tuple[str, str], slower: float = 1.0) -> CheckResult:
     """What a table of an operator's own finds in a night of four CPU ranks on one host, whose
     all_reduce of 64 MiB has 6 GB/s of busbw, or so many times less."""
     text = EXPECT
@@ -313,7 +313,7 @@ def test_the_example_of_the_manual_is_one(tmp_path: Path) -> None:
     assert (curve.n, curve.severity, curve.at(1 << 30)) == (8, "critical", 460)
 
 
-def tables(tmp_path: Path, slower: float = 1.0, **texts: str) -> Looked:
+def tables(tmp_path: Path, slower: float = 1.0, **texts: str) -> CheckResult:
     """What a folder of tables finds, by their names, in the night of ``expected``."""
     folder = tmp_path / "tables"
     folder.mkdir()
