@@ -126,11 +126,24 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
         vote.run_with_data()
         return int(flag_buffers.recv.item()) == case.n
 
-    def wrong() -> str:
+    def find_wrong(filling: int) -> str:
         call.store()
-        _, bad, where = checker.check_recv(buffers.recv, 0)
+        _, bad, where = checker.check_recv(buffers.recv, filling)
         what = f"{case.collective} in the background on rank {bench.rank}"
         return f"{bad} wrong elements of {what}, first at {where[0]}" if bad and where else ""
+
+    def wrong() -> str:
+        """Of what the last call left, and of one more on other data, as the first may be what an
+        earlier call left."""
+        left = find_wrong(0)
+        checker.poison(buffers.written)
+        checker.fill_send(buffers.send, 1)
+        call.load()
+        with backend.stream.use_lane("background") if backend.stream else nullcontext():
+            call.run()
+            if backend.stream:
+                backend.stream.drain()
+        return left or find_wrong(1)
 
     return Task(call.run, over, TOGETHER, wrong)
 
