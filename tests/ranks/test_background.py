@@ -127,9 +127,12 @@ def test_every_way_of_calling_has_it(
     assert record.background is not None
 
 
-def test_wrong_data_of_a_collective_in_the_background_is_told(measure: Measure) -> None:
-    """Its call works on other buffers than it is given."""
-    (record,) = measure([case("all_to_all", "muddler")], sabotage="stale:1:0")
+@pytest.mark.parametrize("sabotage", ["stale:1:0", "freeze:1:0"])
+def test_wrong_data_of_a_collective_in_the_background_is_told(
+    sabotage: str, measure: Measure
+) -> None:
+    """Its call works on other buffers than it is given, or does nothing after the first."""
+    (record,) = measure([case("all_to_all", "muddler")], sabotage=sabotage)
     assert record.status == "wrong"
     assert "all_to_all in the background on rank 1" in record.note
     assert record.times_ns == []

@@ -482,8 +482,9 @@ class LocalWatch(RankWatch):
         self._partial[rank] = rest
         if len(rest) > LINE_LIMIT:
             raise self.accuse(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
-        for line in lines:
-            self.handle_line(rank, line)
+        with interrupts.uninterrupted():  # what a rank has finished is kept
+            for line in lines:
+                self.handle_line(rank, line)
         return bool(data)
 
     def answer(self, rank: int, text: bytes) -> None:
