@@ -94,9 +94,13 @@ def lost(
             return record
         if status == "gone":
             return None
+        is_open = status != "failed" or note.startswith(NO_SAMPLE)
         return Record(
-            case=ROW, status=status, note=note, world=-1 if status == "failed" else world.index
-        )  # type: ignore[arg-type]
+            case=ROW,
+            status=status,  # type: ignore[arg-type]
+            note=note,
+            world=world.index if is_open else -1,
+        )
 
     return change
 

@@ -65,7 +65,7 @@ def test_rounds_take_the_place_of_cycles_and_a_job_has_all_groups() -> None:
         backends=("shm",),
         algorithms=("ring",),
         in_place=(True,),
-        groups=("mod:2",),
+        groups="mod:2",
         cycles=3,
     )
     sides = {"base": parse_variant("", "--base"), "head": parse_variant("algo:ring", "--head")}
