@@ -265,7 +265,7 @@ def _explain_no_times(view: View, total: int, cut: str) -> str:
     """The verdict on runs of so many cases, none of which has a time; ``cut`` is the clause on runs
     that were cut short."""
     if found := summing.count_findings(view):
-        return f"No case has a time: what {format_count(found, 'case')} found is below."
+        return f"What {format_count(found, 'case')} found is below; no times were taken."
     if not total:
         return f"There is nothing to report: no case was run{cut}."
     reasons = Counter(other.why for other in view.others)
