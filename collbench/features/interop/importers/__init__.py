@@ -560,7 +560,7 @@ def _warn_of_others(text: str, kind: str, reading: Reading) -> None:
     }
     for name in others.values():
         reading.warn(
-            f"read as a log of {kind}: what {name} printed in it is left out, --from {name} reads it"
+            f"the log has tables of {name}, too, which are left out: --from {name} reads them"
         )
 
 

@@ -366,7 +366,7 @@ class _Intel(_Tables):
         ):
             self._setting(match[1], match[2])
         elif "Calling sequence was" in text:
-            self._calling = True
+            self._calling = not reading.command  # of several the first
         elif "#repetitions" in text or "#bytes" in text:
             self._columns = [IMB_COLUMNS.get(name, name) for name in text.lstrip("# ").split()]
             self._calling = False
