@@ -263,7 +263,8 @@ def _lacking_times(verdict: Judged) -> Iterator[Lack]:
         for label, ranks in verdict.short.items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
-                "a trace that was taken for less long, began later, or lost calls",
+                "they never called them, or their trace was taken for less long, began later or"
+                " lost calls",
             )
 
 
