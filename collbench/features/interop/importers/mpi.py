@@ -137,7 +137,7 @@ def read_log(text: str, reading: Reading) -> None:
             tables.follow(before)
         tables.any_line(f"line {at}", line)
     tables.end()
-    reading.tool = ", ".join(filter(None, {**tools, reading.tool: None}))
+    reading.tool = ", ".join(tool for tool in {**tools, reading.tool: None} if tool)
 
 
 def _find_tool(line: str) -> type[_Tables] | None:

@@ -276,8 +276,9 @@ def _short_ranks(matches: Joined, recorded: Collection[int] = ()) -> dict[str, l
         key = (meeting.group.label, meeting.group.ranks)
         if key not in last:
             last[key] = {rank: -1 for rank in meeting.group.ranks if rank in recorded}
+        last_numbers = last[key]
         for rank in meeting.calls:
-            last[key][rank] = max(meeting.number, last[key].get(rank, -1))
+            last_numbers[rank] = max(meeting.number, last_numbers.get(rank, -1))
     short: dict[str, list[int]] = defaultdict(list)
     for (label, _), last_numbers in last.items():
         most = max(last_numbers.values())
