@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -63,6 +63,21 @@ Tag = Annotated[str, make_option("tag")]
 RunsTag = Annotated[str, make_option("tag", "A name to find the runs by.")]
 DryRun = Annotated[bool, make_option("dry_run", "Show what would run, and what it takes.")]
 Debug = Annotated[bool, make_option("debug")]
+
+
+def list_changed(options: Any, *kept: str) -> list[str]:
+    """The names of options that are not as by default, those of families within among them, but for
+    those ``kept``."""
+    names: list[str] = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in kept:
+            continue
+        if is_dataclass(value):
+            names += list_changed(value, *kept)
+        elif value not in (field.default, None, ""):
+            names.append(field.name)
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)

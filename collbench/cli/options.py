@@ -141,7 +141,8 @@ def _read_value(row: Field, value: Any) -> Any:
     if row.kind == "setting":
         return grammar.expand_envs(value or [])
     if row.kind == "place":
-        return PLACES[grammar.parse_choice(option, value, PLACES)]
+        word = "both" if set(grammar.split_words(value)) == {"out", "in"} else value
+        return PLACES[grammar.parse_choice(option, word, PLACES)]
     if row.type is not str:
         return bool(value) if row.kind == "flag" else value
     if not (value or row.command_default) and (row.group == "command" or not row.many):

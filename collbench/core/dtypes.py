@@ -58,7 +58,7 @@ def find_reduction(name: str) -> str:
     """The reduction called ``name``, by its proper name."""
     name = {"mulsum": "premul_sum"}.get(name, name)
     if name != "none" and name not in OPS:
-        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")
+        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}")
     return name
 
 
@@ -104,5 +104,5 @@ def find_dtype(name: str) -> DType:
     for d in DTYPES.values():
         if name.replace("-", "_") in (d.name, *d.aliases):
             return d
-    hint = suggest_name(name, DTYPES) or f"one of {', '.join(DTYPES)}, or all"
+    hint = suggest_name(name, DTYPES) or f"one of {', '.join(DTYPES)}"
     raise UsageError(f"unknown datatype '{name}'", hint)

@@ -258,14 +258,17 @@ GRAMMAR = (
 # how settings are written, and what is made of n, the link, the link inside nodes, and the settings
 KINDS: dict[str, tuple[str, Callable[..., Network]]] = {
     "flat": ("", lambda n, link, inside: Network(link)),
-    "two-level": (r"([1-9]\d*)", lambda n, link, inside, group: TwoLevel(link, inside, int(group))),
+    "two-level": (
+        r"([1-9]\d{0,8})",
+        lambda n, link, inside, group: TwoLevel(link, inside, int(group)),
+    ),
     "ring": ("", lambda n, link, inside: Torus(link, (n,))),
     "torus": (
-        r"([1-9]\d*(?:x[1-9]\d*)+)",
+        r"([1-9]\d{0,8}(?:x[1-9]\d{0,8}){1,8})",
         lambda n, link, inside, shape: Torus(link, tuple(map(int, shape.split("x")))),
     ),
     "fat-tree": (
-        r"([1-9]\d*)(?::([1-9]\d*(?:\.\d+)?))?",
+        r"([1-9]\d{0,8})(?::([1-9]\d{0,8}(?:\.\d{1,9})?))?",
         lambda n, link, inside, leaf, over: FatTree(link, int(leaf), float(over or 1)),
     ),
 }

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collbench.core.schedule import Moves, Schedule
+from collbench.core.schedule import Moves, Schedule, list_defined
 
 
 class Bank(IntEnum):
@@ -166,9 +166,11 @@ class _Lowering:
     def _last_copies(self) -> list[list[Action]]:
         """Results that are not in their output place yet."""
         actions: list[list[Action]] = [[] for _ in range(self._schedule.n)]
+        is_defined = list_defined(self._schedule.row, self._schedule.n, self._schedule.root)
         self.copied = frozenset(
             (rank, cell)
             for rank, cells in enumerate(self._outputs)
+            if is_defined[rank]
             for cell in cells
             if self._at[rank].get(cell, (Bank.OUTPUT, cell)) != (Bank.OUTPUT, cell)
         )

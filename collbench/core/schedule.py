@@ -216,6 +216,14 @@ def expect_outputs(row: Collective, n: int, root: int, cells: int) -> list[Ints 
     return row.result(inputs, _add_symbols, max(root, 0))
 
 
+def list_defined(row: Collective, n: int, root: int) -> list[bool]:
+    """Whether the collective defines each rank's output: to a root, it does no other's."""
+    if root < 0 or row.counts(n, 1) == (0, 0):
+        return [True] * n
+    sent = row.counts(n, 1)[0]
+    return [output is not None for output in row.result([[0] * sent] * n, max, root)]
+
+
 def _add_symbols(a: Ints, b: Ints) -> Ints:
     both = a + b
     both[:, 0] = a[:, 0]

@@ -101,7 +101,7 @@ PART_BYTES = 1 << 22  # a process reads so much at a time
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
 
 
-MOST_LINE = 16 << 20  # bytes: of 4096 ranks' own times it takes 12 MB
+MOST_LINE = 256 << 20  # bytes, as ranks may send: a million samples of a case take 20 MB
 
 
 MOST_LINES = 300_000  # nearly six attempts at each case of the largest suite
@@ -159,6 +159,7 @@ class Writer:
             raise UsageError(f"{path} exists", NEVER_OVERWRITTEN)
         self.write(run)
         if self.trouble:
+            self._discard()
             raise CannotRun(
                 self.trouble, "free some space, choose another place with --output, or --no-save"
             )
@@ -277,8 +278,19 @@ class Writer:
         self._changed = os.fstat(self._fd).st_mtime_ns
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Close the file; what a file system tells only now is ``trouble``."""
+        try:
+            os.close(self._fd)
+        except OSError as e:
+            self.trouble = self.trouble or f"cannot write {self.path}: {e.strerror}"
+
+    def _discard(self) -> None:
+        """Remove a file that was begun and holds nothing."""
+        is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        self.close()
+        if is_file:
+            with suppress(OSError):
+                self.path.unlink()
 
 
 @contextmanager

@@ -197,10 +197,10 @@ def _count_calls(case: Case, policy: Policy) -> int:
 
 REMEDIES = {  # by words of the reason
     "--scale": "use --scale for a part of every operation, or --slice for fewer of the ranks",
-    AVAILABLE: "take smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
+    AVAILABLE: "take smaller sizes or fewer ranks; one buffer needs less, too (--cache hot)",
     "does not exist among": "choose -r below the number of ranks (-g), or all",
-    "takes at most": "take smaller sizes (-e), or a wider datatype (-d), which has fewer elements",
-    "element": "take larger sizes (-b)",
+    "takes at most": "take smaller sizes, or a wider datatype (-d), which has fewer elements",
+    "element": "take larger sizes",
     "integers only": "use -d int32, or another reduction (-o sum)",
     "no in-place form": "use --place out",
     NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take), or take fewer sizes or"

@@ -141,7 +141,10 @@ def _refuse_few_gpus(case: Case, info: BackendInfo, policy: Policy, machine: Pla
     if info.gpu != "each" or policy.share_gpu or not 0 < machine.gpus < case.world:
         return ""
     lack = describe_gpu_lack(case.world, machine.gpus)
-    return f"{lack} (--share-gpu lets ranks share one; --backend gloo runs on CPUs)"
+    return (
+        f"{lack} (--share-gpu of a collective's command, or share_gpu of a suite's [policy], lets"
+        " ranks share one; --backend gloo runs on CPUs)"
+    )
 
 
 def describe_gpu_lack(ranks: int, gpus: int) -> str:

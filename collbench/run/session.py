@@ -256,9 +256,12 @@ class _Session:
         try:
             self._finish(code, note)
         except CollbenchError as e:
+            if problem is None and code != Exit.WRONG_DATA:
+                raise
+            print_message(e.message, e.hint)
+        except KeyboardInterrupt:
             if problem is None:
                 raise
-            print_message(e.message)
         if problem is not None:
             raise problem
         return code
@@ -310,22 +313,24 @@ class _Session:
 
     def _take_in(self, line: World | Record) -> None:
         """Show a line that ranks sent, and keep it unless it is a single call's or a duplicate."""
-        if isinstance(line, World):
-            self._pace.note_world(line)
-        elif line.case in self._earlier.kept_cases:
-            return  # a group's, measured again for the sake of those whose records had been cut off
-        elif self._pace.accept_coarse(line):
-            self._reporter.show_coarse(line, self._derive(line))
-            return
-        elif (accepted := self._pace.accept(line)) is None:
-            return
-        else:
-            line = accepted
         with interrupts.uninterrupted():
+            if isinstance(line, World):
+                self._pace.note_world(line)
+            elif line.case in self._earlier.kept_cases:
+                return  # a group's, measured again for those whose records had been cut off
+            elif self._pace.accept_coarse(line):
+                self._reporter.show_coarse(line, self._derive(line))
+                return
+            elif (accepted := self._pace.accept(line)) is None:
+                return
+            else:
+                line = accepted
             self._keep(line)
             self._announce(line)
 
     def _accept_interim(self, record: Record) -> None:
+        if record.case in self._earlier.kept_cases:
+            return
         self._interim[record.case] = record
         if self._order.budget is None:  # which says itself how long the run takes
             self._reporter.show_interim(record)
@@ -450,7 +455,7 @@ class _Session:
                     write_line(self._writer, kept)
                 self._writer.close()
                 path = self._writer.path
-        self._reporter.end(end, path)
+            self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
             command = resumption.format_command(self._run, str(path))
             again = f"{command} measures what the file lacks"

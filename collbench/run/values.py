@@ -4,20 +4,24 @@ buffers hold afterwards."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun, CollbenchError, UsageError, first_line
+from collbench.core.errors import CannotRun, CollbenchError, RunBroken, UsageError, first_line
 from collbench.run.launch import folders
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.survive.signals import interrupts
 
 Number = int | float
+
+
+SECONDS = 120  # that ranks have for one call
 
 
 class Buffers(NamedTuple):
@@ -48,7 +52,11 @@ def run_collective(
     Raises UsageError where the collective does not take so many values a rank, CannotRun where the
     backend cannot run it here.
     """
-    from torch.multiprocessing.spawn import ProcessException, start_processes
+    from torch.multiprocessing.spawn import (
+        ProcessException,
+        ProcessExitedException,
+        start_processes,
+    )
 
     case = build_case(collective, algorithm, backend, values, root)
     _refuse_mpirun(backend)
@@ -57,7 +65,15 @@ def run_collective(
     with folders.make_private() as folder:
         arguments = (folder, case, values)
         try:
-            start_processes(_run_rank, arguments, case.n, start_method=method)  # type: ignore[no-untyped-call]
+            _wait_for_ranks(
+                start_processes(_run_rank, arguments, case.n, join=False, start_method=method)  # type: ignore[no-untyped-call]
+            )
+        except ProcessExitedException as e:
+            if e.signal_name:
+                raise RunBroken(
+                    f"rank {e.error_index} of {backend} was killed by {e.signal_name}"
+                ) from e
+            raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         results = [
@@ -67,6 +83,24 @@ def run_collective(
     for message, hint in (result.refused for result in results if result.buffers is None):
         raise CannotRun(message, hint)
     return [result.buffers for result in results if result.buffers]
+
+
+def _wait_for_ranks(context: Any) -> None:
+    """Waits until all ranks have ended. Raises RunBroken where they do not, within SECONDS."""
+    until = time.monotonic() + SECONDS
+    try:
+        while not context.join(timeout=1):
+            if time.monotonic() > until:
+                waits = ", ".join(
+                    str(rank)
+                    for rank, rank_process in enumerate(context.processes)
+                    if rank_process.is_alive()
+                )
+                raise RunBroken(f"no end of the call within {SECONDS} s: ranks {waits} are there")
+    finally:
+        for rank_process in context.processes:
+            if rank_process.is_alive():
+                rank_process.kill()
 
 
 def _refuse_mpirun(backend: str) -> None:

@@ -201,7 +201,9 @@ def sweep_sizes(
     sizes = [smallest]
     while True:
         following = (
-            sizes[-1] + step if step is not None else max(int(sizes[-1] * factor), sizes[-1] + 1)
+            sizes[-1] + step
+            if step is not None
+            else max(int(min(sizes[-1] * factor, largest + 1)), sizes[-1] + 1)
         )
         if following > largest:
             return tuple(sizes)

@@ -356,7 +356,7 @@ def _replace_axes(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -
     fixed |= {
         "ranks": (case.world,),
         "modes": (axes.modes or axes.arrivals) and fixed["modes"],
-        "arrivals": (case.arrival,) if case.arrival else (),
+        "arrivals": (case.arrival,) if case.arrival and "modes" not in changes else (),
     }
     for other in _expand_product(
         msgspec.structs.replace(axes, **{**fixed, **changes, "cycles": 1})

@@ -22,6 +22,9 @@ _MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR
 _NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
 
 
+_NO_FOLDER = "name another place (COLLBENCH_HOME, TMPDIR, -o): a file is where a folder should be"
+
+
 # errors of the machine and of what a person gave, and what to do about them
 HINTS = {
     errno.EACCES: _MAY_NOT,
@@ -29,6 +32,9 @@ HINTS = {
     errno.EROFS: _NO_ROOM,
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.EISDIR: "name a file: this is a folder",
     errno.ENAMETOOLONG: "name a shorter path",
     errno.ELOOP: "name another path: this is a link that leads to itself",
     errno.EIO: "is its disk or its network well? see dmesg",

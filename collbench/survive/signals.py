@@ -74,10 +74,11 @@ class Interrupts:
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
         """Do what is within whole, unless it fails: then no signal disturbs what cleans up."""
-        self._holding = True
+        before, self._holding = self._holding, True
         yield
-        self._holding = False
-        self.check()
+        self._holding = before
+        if not before:
+            self.check()
 
     @contextmanager
     def shielded(self) -> Iterator[None]:

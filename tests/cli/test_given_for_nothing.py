@@ -206,3 +206,58 @@ def test_an_option_for_predictions_is_refused_where_a_step_is_run(bare, words, n
 )
 def test_what_has_an_effect_on_a_step_is_taken(bare, words) -> None:
     assert bare("workload", "ddp:toy", "-g", "2", *words).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("all_reduce", "-b", "8", "-e", "1G", "-f", "1e308", *DRY[4:]), ""),
+        (("all_reduce", "-b", "8", "-e", "16", "--place", "out,in", *DRY[4:]), ""),
+        (("p2p", "-f", "0", "--dry-run", "-g", "2"), "-f 0 never grows"),
+        (("workload", "ddp:toy", "--show", "--scale", "1e-999999999"), "not a part of a step"),
+        (("pairs", "-g", "2", "-n", "1048577", "--dry-run"), "1048577"),
+        (("predict", "all_reduce", "--network", f"two-level:{10**20}"), "is not a network"),
+        (("show", "all_reduce", "native", "--on", "gllo"), "gllo"),
+        (("show", "all_reduce", "native", "--on", "gloo", "-n", "20000"), "more than 64 ranks"),
+        (("ab", "--aa", "--build", "false", "--dry-run"), "--build: no side has a git:REV"),
+        (("lifecycle", "--kill", "1", "--groups", "9", "--dry-run", "-g", "2"), "groups: a rank"),
+        (("lifecycle", "--kill", "1", "--kill-at", "2h", "--dry-run", "-g", "3"), "<= 3600"),
+        (("workload", "ddp:toy", "--show", "--tag", "x"), "tag: a step that is only counted"),
+        (("workload", "ddp:toy", "--show", "--output", "x.md"), "output: a step that is only"),
+        (("workload", "ddp:toy", "--compute", "sleep", "--tflops", "1e-320"), "for days"),
+        (
+            ("accept", "--verify", "c.html", "@last", "-o", "p.md"),
+            "--verify takes runs and nothing",
+        ),
+        (("pairs", "--resume", "@last", "-g", "8"), "--resume is given with ngpus"),
+        (("order", "all_reduce", "-d", "foo"), "one of int8"),
+    ],
+)
+def test_a_value_that_cannot_be_or_has_no_effect_is_refused(bare, words, says: str) -> None:
+    done = bare(*words)
+    assert done.returncode == (2 if says else 0), done.stderr
+    assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_counted_step_is_written_where_output_says(bare, tmp_path: Path) -> None:
+    path = tmp_path / "step.csv"
+    done = bare("workload", "ddp:toy", "--show", "--format", "csv", "--output", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.read_text().startswith("#name ") and f"wrote {path}" in done.stdout
+
+
+@pytest.mark.parametrize("line", ['dtype = ["float", "half"]', "dtype = 5", 'op = ["sum"]'])
+def test_a_table_of_an_order_has_one_type(bare, tmp_path: Path, line: str) -> None:
+    suite = tmp_path / "x.toml"
+    suite.write_text(
+        f'description = "x"\n[[order]]\ncollective = "all_reduce"\nsizes = [4]\n{line}\n'
+    )
+    done = bare("run", str(suite), "--dry-run")
+    assert done.returncode == 2 and "not one name" in done.stderr, done.stderr
+
+
+def test_a_home_that_is_a_file_is_named(bare, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "et")
+    done = bare("export", "all_reduce", "ring", "--to", "chakra", "-o", place)
+    assert done.returncode in (2, 5) and "Traceback" not in done.stderr, done.stderr

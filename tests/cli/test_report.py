@@ -335,3 +335,14 @@ def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None
     for _ in range(2):
         assert invoke("report", "-o", "a.html", "--plotlyjs", "directory").exit_code == 0
     assert (folder / "plotly.min.js").read_text(encoding="utf-8") == html.load_plotly()
+
+
+def test_figures_of_one_name_have_a_file_each() -> None:
+    figures = [Figure(name=name, title="t", caption="", data=[]) for name in ("f", "g", "f", "f")]
+    section = Section(name="s", title="S", sentences=[], figures=figures)
+    assert html._name_images([(section, figure) for figure in figures]) == [
+        "collbench-s-f.png",
+        "collbench-s-g.png",
+        "collbench-s-f-2.png",
+        "collbench-s-f-3.png",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -134,7 +135,8 @@ def new(options: NewOptions) -> None:
         path.write_text(text.replace("FILE.py", readable_text(path.name)), encoding="utf-8")
     except OSError as e:
         raise CannotRun(f"{path} cannot be written: {e.strerror}", "name another place") from e
-    typer.echo(f"{path}: try it: collbench backends check ./{path.name} --quick")
+    shown = path if path.is_absolute() else f"./{path}"
+    typer.echo(f"{path}: try it: collbench backends check {shlex.quote(str(shown))} --quick")
 
 
 def fetch(options: FetchOptions) -> None:

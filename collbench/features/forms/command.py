@@ -149,7 +149,9 @@ def _list_sizes(sweep: SweepOptions, largest: int) -> tuple[int, ...]:
 
     smallest = grammar.parse_size(sweep.minbytes, "-b")
     most = grammar.parse_size(sweep.maxbytes, "-e") if sweep.maxbytes else max(smallest, largest)
-    return grammar.sweep_to_end(smallest, most, sweep.stepfactor or 8.0)
+    return grammar.sweep_to_end(
+        smallest, most, 8.0 if sweep.stepfactor is None else sweep.stepfactor
+    )
 
 
 def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:

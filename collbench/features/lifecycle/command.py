@@ -17,6 +17,7 @@ from collbench.cli.families import (
     LauncherOptions,
     Ranks,
     SaveOptions,
+    list_changed,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
@@ -228,6 +229,11 @@ def _refuse_faults(options: LifecycleOptions) -> None:
                 f"--inject {fault.kind}: a life has no place for it",
                 "late:RANK:50ms delays a rank's init; --kill RANK kills one",
             )
+    if options.kills.kill is not None and (changed := list_changed(options.lives, "sizes")):
+        raise UsageError(
+            f"{', '.join(changed)}: a rank that is killed ends no life that would use it",
+            "leave it out, or leave --kill out",
+        )
     for option, name in KILL_OPTIONS.items():
         if getattr(options.kills, name) and options.kills.kill is None:
             raise UsageError(f"{option} has no effect without --kill", "add --kill RANK")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -42,7 +42,7 @@ class LossRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A loss that is asked for, before it is known on how many ranks."""
 
     victim: int = msgspec.field(name="rank", default=0)
-    at: float = -1.0
+    at: Annotated[float, msgspec.Meta(ge=-1, le=3600)] = -1.0
     way: Way = "rebuild"
     nbytes: Bytes = msgspec.field(name="size", default=1 << 20)
     limit: Seconds = DEFAULT_LIMIT

@@ -337,7 +337,9 @@ def _choose_sizes(collective: str, dtype: str, sweep: SweepOptions, ranks: int) 
     largest = max(smallest, LARGEST)
     if sweep.maxbytes:
         largest = grammar.parse_size(sweep.maxbytes, "-e")
-    sizes = grammar.sweep_sizes(smallest, largest, sweep.stepfactor or FACTOR)
+    sizes = grammar.sweep_sizes(
+        smallest, largest, FACTOR if sweep.stepfactor is None else sweep.stepfactor
+    )
     whole = tuple(size for size in sizes if size >= element * blocks)
     if not whole:
         raise UsageError(

@@ -79,10 +79,16 @@ class _Orders:
                     "it needs collective and sizes",
                     'collective = "all_reduce" and sizes = ["4", "64K"], for example',
                 )
+            for key in ("collective", "dtype", "op"):
+                if not isinstance(values.get(key, ""), str):
+                    raise UsageError(
+                        f"{key} is {str(values[key])[:40]}, not one name",
+                        "a table [[order]] has one of each; write a table for each",
+                    )
             given = values["sizes"] if isinstance(values["sizes"], list) else [values["sizes"]]
             sizes = [parse_size(str(size), "sizes") for size in given]
             rest = {key: values[key] for key in values if key not in ("collective", "sizes")}
-            request = make_request(str(values["collective"]), sizes, **rest)
+            request = make_request(values["collective"], sizes, **rest)
             return msgspec.convert(msgspec.to_builtins(request), OrderRequest)
         except msgspec.ValidationError as e:
             raise UsageError(

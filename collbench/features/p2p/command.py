@@ -241,7 +241,9 @@ def _choose_sizes(what: PatternOptions, pattern: str) -> tuple[int, ...]:
     largest = max(smallest, MAX_RATE_BYTES if name == "rate" else LARGEST)
     if what.maxbytes:
         largest = grammar.parse_size(what.maxbytes, "-e")
-    return grammar.sweep_to_end(smallest, largest, what.stepfactor or FACTOR)
+    return grammar.sweep_to_end(
+        smallest, largest, FACTOR if what.stepfactor is None else what.stepfactor
+    )
 
 
 LARGEST, FACTOR = 4 << 20, 4.0  # of sizes, where nothing is said

@@ -10,6 +10,8 @@ from typer import Argument, Option
 from collbench.cli.families import Collective, Debug, Root
 from collbench.core.errors import UsageError
 
+MOST_RANKS = 64  # whose buffers are shown
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
@@ -163,6 +165,7 @@ def _show_buffers(options: ShowOptions) -> None:
     """Run the collective once on a backend, and show every rank's buffers before and after."""
     from collbench.core.collectives import find_collective
     from collbench.features.study import drawing
+    from collbench.run import refusal
     from collbench.run.values import run_collective
     from collbench.show import terminal
     from collbench.show.views import buffers
@@ -171,9 +174,14 @@ def _show_buffers(options: ShowOptions) -> None:
         raise UsageError(
             "--step: with --on a library runs, which shows no steps", "leave out --on or --step"
         )
+    refusal.refuse_unknown_backends([options.on])
     row = find_collective(options.name)
     given = drawing.parse_values(options.values) if options.values else None
     n = options.n or (len(given) if given else 4)
+    if n > MOST_RANKS:
+        raise UsageError(
+            f"-n {n}: the buffers of more than {MOST_RANKS} ranks are not shown", "choose fewer"
+        )
     if given is None:
         sent = row.counts(n, 1)[0]
         length = sent if sent > 1 else 2

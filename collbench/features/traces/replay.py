@@ -22,13 +22,17 @@ from collbench.features.traces.groups import Families, complete_programs, explai
 from collbench.features.traces.iterations import take_iteration
 from collbench.features.traces.matching import Uneven, join_calls
 from collbench.features.traces.program import make_writer
-from collbench.features.traces.types import FAKE_GPU, OVERFLOWED, Lost, RankTrace, Trace
+from collbench.features.traces.types import FAKE_GPU, HOST, OVERFLOWED, Lost, RankTrace, Trace
 from collbench.features.training.operation_lines import MOST_OPS, Names
 from collbench.features.training.step import LOCAL, Op, Program, Recorded, Step, refuse_step
 from collbench.features.training.step_files import format_ranks
 
 MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
 MOST_TOLD = 5  # reasons for which calls are lost
+LAUNCHES = (
+    "computation is what the host did between calls: of a GPU that is launching it, which may take"
+    " far less (a trace of torch.profiler tells both)"
+)
 GAPS = "keep, none, or x0.5 for half of each"
 
 
@@ -114,6 +118,8 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
     assumptions += [f"{unread.source} is not used: {unread.why}" for unread in trace.unread]
     assumptions += _describe_waits(written, sum(writer.inferred for writer in writers))
     assumptions += _describe_untold(untold, choice.recorded)
+    by_host = any(rank.backend and rank.backend not in HOST and not rank.busy for rank in ranks)
+    assumptions += [LAUNCHES] * by_host
     if missing := sorted(inside - {*programs}):
         programs |= complete_programs(families, programs, missing)
         assumptions.append(
@@ -123,7 +129,9 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
         raise UsageError(
             f"{name}: more than {MOST_OPS:,} operations", "choose some with --iteration or --ranks"
         )
-    as_it_was = factor == 1 and len(selected) == trace.world and is_complete and not untold
+    as_it_was = (
+        factor == 1 and len(selected) == trace.world and is_complete and not (untold or by_host)
+    )
     step = Step(
         name=f"{printable_text(name)}{request.description}",
         world=len(selected),

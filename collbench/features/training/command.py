@@ -23,10 +23,12 @@ from collbench.cli.families import (
     Save,
     Tag,
     Timeout,
+    list_changed,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
+from collbench.core.files import save_text
 
 if TYPE_CHECKING:
     from collbench.features.training.count import Machine
@@ -87,7 +89,9 @@ class StepOptions:
     imports: Imports = ""
     algo: Annotated[str, make_option("algorithms")] = ""
     env: Annotated[list[str] | None, make_option("envs")] = None
-    iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")] = None
+    iters: Annotated[
+        int | None, Option("-n", "--iters", min=1, max=1 << 20, help="Rounds of its parts.")
+    ] = None
     warmup: Annotated[
         int | None, Option("-w", "--warmup_iters", min=0, help="Rounds before, not counted.")
     ] = None
@@ -218,6 +222,21 @@ def _check_format(printed: str, folder: Path | None) -> None:
         )
 
 
+def _refuse_measuring(options: StepOptions) -> None:
+    """Raises UsageError for options that are about measuring, where a step is only counted."""
+    written = ("csv", *find_entries("writers"))
+    kept = ("node", "backend", "imports", "dry_run", "save", "output", "output_format", "debug")
+    changed = list_changed(options, *kept)
+    if options.output and options.output_format not in written:
+        changed.append("output")
+    if changed:
+        raise UsageError(
+            f"{', '.join(changed)}: a step that is only counted (--show, --link, --from) has no use"
+            " for it",
+            f"leave it out; --output goes with --format {' or '.join(written)}",
+        )
+
+
 def _refuse_without_link(shape: ShapeOptions, node: int | None) -> None:
     """Raises UsageError for an option that has an effect on predictions alone, and was given
     without a link to predict on."""
@@ -255,6 +274,7 @@ def _show_counted(
 
     printed, folder = options.output_format, options.output
     _check_format(printed, folder)
+    _refuse_measuring(options)
     gc.disable()  # what a large step is made of stays: looking through it takes half of the time
     step, overlap = _find_step(request, ngpus)
     at = _make_machine(shape, source, options.node)
@@ -263,7 +283,10 @@ def _show_counted(
     walk = Walk(step)
     expected = forecast_step(step, at, walk.actors) if at else None
     if printed == "csv":
-        return outputs.print_text(files.write_step(step))
+        text = files.write_step(step)
+        if folder is None:
+            return outputs.print_text(text)
+        return outputs.announce_file(folder, save_text(folder, text, "#name ", "--output"))
     outputs.deliver_document(
         view.make_document(step, count_step(step), walk, at, expected, overlap), printed
     )

@@ -93,7 +93,7 @@ def parse_whole(given: int | str, where: str) -> int:
             terms.append(-number if sign == "-" else number)
     if not 0 <= sum(terms) < 1 << 62:
         raise UsageError(
-            f"{where}: '{expression[:40]}' is {sum(terms):.3g}, out of range",
+            f"{where}: '{expression[:40]}' is out of range",
             "give a number from 0 to 2^62",
         )
     return sum(terms)

@@ -74,12 +74,14 @@ class Played(NamedTuple):
 
     @property
     def meeting(self) -> str:
-        """A phrase for the ranks that meet in the operation, the same on all of them."""
+        """A phrase for the ranks that meet in the operation, the same on all of them, and for the
+        tag of a message."""
         label = f"{' '.join(self.site)} {min(self.members)}"
         if self.op.kind not in POINT_TO_POINT:
             return label
         ends = (self.rank, self.op.peer)
-        return f"{label} {'>'.join(map(str, ends[:: 1 if self.op.kind == 'send' else -1]))}"
+        way = ">".join(map(str, ends[:: 1 if self.op.kind == "send" else -1]))
+        return f"{label} {way} {self.op.tag}"
 
     @property
     def who(self) -> tuple[str, Case, int]:

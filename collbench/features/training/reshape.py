@@ -4,6 +4,7 @@ that takes a given time."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
@@ -16,16 +17,18 @@ from collbench.core.text import format_size, suggest_name
 from collbench.features.training.step import POINT_TO_POINT, WORLD, Groups, Op, Program, Step
 
 replace = msgspec.structs.replace
+PART = re.compile(r"[\d./]{1,20}(e-?\d{1,2})?", re.IGNORECASE)  # large exponents take hours
+MOST_COMPUTE_NS = 10**15  # of an operation
 LONG = ("sleep", "spin")  # computation that only takes time
 
 
 def parse_share(text: str, option: str = "--scale") -> Fraction:
     """The part of every operation that is meant: 1/16, or 0.25. Raises UsageError."""
     try:
-        share = Fraction(text)
+        share = Fraction(text) if PART.fullmatch(text) else Fraction(0)
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
-    if len(text) > 20 or not 0 < share <= 1:
+    if not 0 < share <= 1:
         raise UsageError(
             f"{option} {text[:40]}: this is not a part of a step",
             "give a part such as 1/16, 0.25 or 1",
@@ -148,6 +151,13 @@ def set_computation(step: Step, kind: str, tflops: float) -> Step:
                 f"--compute {kind}: nothing says how long {step.name} computes",
                 "add --tflops 0.05, what a rank does in a second, or use --compute gemm",
             )
+
+    most = max((op.flops for p in step.programs for op in p.ops), default=0.0)
+    if kind in LONG and tflops and most > 1e3 * tflops * MOST_COMPUTE_NS:
+        raise UsageError(
+            f"--tflops {tflops:g}: one operation alone would compute for days",
+            "give what a rank does in a second, such as 0.05",
+        )
 
     def timed(op: Op) -> Op:
         return replace(op, compute_ns=op.compute_ns or round(op.flops / (1e3 * tflops)))

@@ -93,8 +93,8 @@ class Backend(Protocol):
 
     @property
     def premultiplies(self) -> bool:
-        """Whether avg scales inputs by 1/n before adding, and so may differ from dividing the sum
-        by 2 ulp."""
+        """Whether avg multiplies by 1/n, inputs before they are added or their sum, and so may
+        differ from dividing the sum by 2 ulp."""
 
     @property
     def library(self) -> str:

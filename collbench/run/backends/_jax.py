@@ -72,6 +72,8 @@ def offer_address(control: Control) -> str:
 class Jax(Base):
     """Collectives of jax.lax within shard_map."""
 
+    premultiplies = True  # XLA turns a division by a constant into a product
+
     def __init__(self) -> None:
         self.library = "jax"
         self._leaves = False  # whether this one joined the world, and leaves it

@@ -8,7 +8,7 @@ on devices; 8-bit floats are combined as float32 and rounded after each step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ Operation = tuple[
 
 
 _IN_NUMPY = {"float": "float32", "double": "float64"}
+_AS_SIGNED = {"uint32": torch.int32, "uint64": torch.int64}  # which torch lacks on GPUs
+_WRAPPING = ("add", "multiply", "bitwise_and", "bitwise_or", "bitwise_xor")  # same bits, signed
 
 
 class Arithmetic(NamedTuple):
@@ -38,7 +40,8 @@ class Arithmetic(NamedTuple):
 
 
 def find_arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
-    """The arithmetic of one reduction and datatype on one kind of device."""
+    """The arithmetic of one reduction and datatype on one kind of device. Raises
+    NotImplementedError, on all ranks alike, for what torch does not have there."""
     function = OPS[op].function if op in OPS else "add"  # of "none", nothing is combined
     in_numpy, in_torch = getattr(np, function), getattr(torch, function)
     kind = getattr(torch, dtype.torch)
@@ -47,13 +50,13 @@ def find_arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
         divide = _true_quotient if dtype.kind == "float" else _whole_quotient
         combine = partial(_apply_into, in_numpy)
         return Arithmetic(lambda raw: raw.numpy().view(code), combine, np.copyto, divide)
+    if device.type != "cpu" and dtype.name in _AS_SIGNED:
+        if function not in _WRAPPING or (op in OPS and OPS[op].divides):
+            raise NotImplementedError(f"torch has no {op} of {dtype.name} on GPUs")
+        kind = _AS_SIGNED[dtype.name]
     if dtype.size > 1 or dtype.kind != "float":
-        rounding = None if kind.is_floating_point else "floor"
         return Arithmetic(
-            lambda raw: raw.view(kind),
-            partial(_apply_into, in_torch),
-            _copy_into,
-            lambda span, n: span.div_(n, rounding_mode=rounding),
+            lambda raw: raw.view(kind), partial(_apply_into, in_torch), _copy_into, _torch_quotient
         )
     return Arithmetic(
         lambda raw: raw.view(kind),
@@ -94,6 +97,23 @@ def _whole_quotient(span: Span, n: int) -> None:
         span.fill(0)
     else:
         np.floor_divide(span, span.dtype.type(n), span)
+
+
+def _torch_quotient(span: torch.Tensor, n: int) -> None:
+    if span.dtype in (torch.float32, torch.float64):
+        # by a number, GPUs multiply with its reciprocal, which may be off by a bit
+        span.div_(_make_divisor(n, span.dtype, span.device))
+    elif span.is_floating_point():
+        span.div_(n)
+    elif n > torch.iinfo(span.dtype).max:
+        span.zero_()
+    else:
+        span.div_(n, rounding_mode="floor")
+
+
+@cache
+def _make_divisor(n: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), n, dtype=kind, device=device)
 
 
 def _apply_into(function: Callable[..., Any], a: Span, b: Span, out: Span) -> None:

@@ -230,7 +230,7 @@ class TorchDistributed(Base):
     def __init__(self, name: str) -> None:
         self.name = self.label = name
         self.device = torch.device("cpu")
-        self.premultiplies = name == "nccl"
+        self.premultiplies = name != "gloo"
         self.library = f"torch {torch.__version__} {name}"
         self._everyone: Any = (
             None  # the process group of all ranks, where this rank's is but one of several

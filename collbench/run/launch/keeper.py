@@ -161,7 +161,7 @@ class Keeper:
                         yield as_json(Said(stopped=stopped))
                     continue
                 yield (
-                    line.decode()
+                    line.decode(errors="replace")
                     if stream is process.stdout
                     else as_json(Said(says=line.decode(errors="replace")[:SAYS]))
                 )

@@ -284,8 +284,9 @@ class LocalWatch(RankWatch):
         hosts = [environment.host_name()] * plan.processes
         super().__init__(plan, listener, hosts, board, grace=2 * TICK)
         self.limit_hint = (
-            f"-T sets the limit, now {round(plan.timeout, 1):g} s without any progress;"
-            f" -T {round(4 * plan.timeout, 1):g} waits longer"
+            f"-T, or timeout of a suite's [policy], sets the limit, now"
+            f" {round(plan.timeout, 1):g} s without any progress;"
+            f" {round(4 * plan.timeout, 1):g} waits longer"
         )
         self._parent, self._board, self._begun = parent, board, time.monotonic()
         self._by_mpirun = backend_info(plan.backend).launch == "mpirun"
@@ -481,8 +482,9 @@ class LocalWatch(RankWatch):
         self._partial[rank] = rest
         if len(rest) > LINE_LIMIT:
             raise self.accuse(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
-        for line in lines:
-            self.handle_line(rank, line)
+        with interrupts.uninterrupted():  # what a rank has finished is kept
+            for line in lines:
+                self.handle_line(rank, line)
         return bool(data)
 
     def answer(self, rank: int, text: bytes) -> None:

@@ -45,6 +45,7 @@ from collbench.run.launch.world import Listener, Said
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
+from collbench.survive.signals import interrupts
 
 _GRACE = 1.0  # from the first trouble on, to hear from the rank that is to blame
 
@@ -344,8 +345,9 @@ class SeatWatch(RankWatch):
         self._woken.settimeout(seconds)
         with suppress(TimeoutError, BlockingIOError):
             self._woken.recv(1 << 16)
-        while not self._incoming.empty():
-            self.handle_line(*self._incoming.get())
+        with interrupts.uninterrupted():  # what ranks have finished is kept
+            while not self._incoming.empty():
+                self.handle_line(*self._incoming.get())
         if (job := self._count.job()) is not None:
             self.listener.tick(self.plan.jobs[job].case, Phase.MEASURING)
         if self.busy() and time.monotonic() > self._look:

@@ -131,7 +131,10 @@ class RankWatch:
 
     def handle_line(self, rank: int, line: bytes | str) -> Said:
         """Take in a message of a rank, and pass on what the listener is to hear."""
-        message = msgspec.json.decode(line, type=Said)
+        try:
+            message = msgspec.json.decode(line, type=Said)
+        except msgspec.DecodeError:  # another module prints, before a rank keeps its output apart
+            message = Said(says=line if isinstance(line, str) else line.decode(errors="replace"))
         if message.line is not None:
             self.listener.accept(message.line)
         elif message.further:

@@ -126,11 +126,24 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
         vote.run_with_data()
         return int(flag_buffers.recv.item()) == case.n
 
-    def wrong() -> str:
+    def find_wrong(filling: int) -> str:
         call.store()
-        _, bad, where = checker.check_recv(buffers.recv, 0)
+        _, bad, where = checker.check_recv(buffers.recv, filling)
         what = f"{case.collective} in the background on rank {bench.rank}"
         return f"{bad} wrong elements of {what}, first at {where[0]}" if bad and where else ""
+
+    def wrong() -> str:
+        """Of what the last call left, and of one more on other data, as the first may be what an
+        earlier call left."""
+        left = find_wrong(0)
+        checker.poison(buffers.written)
+        checker.fill_send(buffers.send, 1)
+        call.load()
+        with backend.stream.use_lane("background") if backend.stream else nullcontext():
+            call.run()
+            if backend.stream:
+                backend.stream.drain()
+        return left or find_wrong(1)
 
     return Task(call.run, over, TOGETHER, wrong)
 
@@ -151,10 +164,10 @@ class Behind:
     def alone(self) -> None:
         """Time the task by itself, the rank's own thread asleep."""
         self._go()
-        until = time.monotonic() + LEAST_S
+        until, previous_count = time.monotonic() + LEAST_S, -1
         while (time.monotonic() < until or len(self._times) < FEWEST) and not self._failed:
             time.sleep(PAUSE_S)
-            self._beat()
+            previous_count = self._beat_since(previous_count)
         self._rest()
         self._alone = self.since()
 
@@ -202,13 +215,18 @@ class Behind:
         previous_count = -1
         while self._thread.is_alive():
             self._thread.join(PAUSE_S)
-            if len(self._times) != previous_count:
-                self._beat()
-                previous_count = len(self._times)
+            previous_count = self._beat_since(previous_count)
         sys.setswitchinterval(self._interval)
         self._went_ns += clock() - self._began
         if self._failed:
             raise self._failed[0]
+
+    def _beat_since(self, previous_count: int) -> int:
+        """The number of repetitions so far; a sign of life where there were fewer before: a task
+        that hangs is to be found."""
+        if len(self._times) != previous_count:
+            self._beat()
+        return len(self._times)
 
     def _run(self) -> None:
         stream, stop = self._backend.stream, False

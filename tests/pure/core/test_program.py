@@ -180,3 +180,20 @@ def test_neighbouring_cells_are_moved_as_one() -> None:
         2,
         4,
     ]
+
+
+@pytest.mark.parametrize("name", ["reduce", "gather"])
+def test_no_rank_copies_into_an_output_that_nothing_defines(name: str) -> None:
+    (algorithm, *_) = algorithms.list_algorithms(name)
+    schedule = algorithms.find_variant(name, algorithm.name).schedule(4, 1)
+    program = compile_program(schedule, in_place=False)
+    copies = [
+        [
+            action
+            for step in steps
+            for action in step.actions
+            if action.bank == Bank.OUTPUT and [term[:2] for term in action.terms] == [(rank, 0)]
+        ]
+        for rank, steps in enumerate(program.ranks)
+    ]
+    assert [bool(made) for made in copies] == [False, name == "gather", False, False]

@@ -25,6 +25,7 @@ from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.records import derive, rows, run_file, stats, store
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, ToolTime, World
+from collbench.run.launch.world import LINE_LIMIT
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -525,3 +526,26 @@ def test_where_no_run_is_saved_that_is_said(
     with pytest.raises(UsageError, match="no run is saved yet"):
         store.find_run("@last")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_a_file_system_tells_when_a_file_is_closed_is_told(tmp_path: Path) -> None:
+    writer = run_file.Writer(tmp_path / "a.jsonl", factories.run())
+    os.close(writer._fd)
+    writer.close()
+    assert "cannot write" in writer.trouble
+
+
+def test_a_run_that_cannot_even_begin_leaves_no_empty_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(CannotRun, match="Disk quota exceeded"):
+        run_file.Writer(tmp_path / "a.jsonl", factories.run())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_that_ranks_may_send_can_be_read() -> None:
+    assert run_file.MOST_LINE >= LINE_LIMIT

@@ -542,3 +542,55 @@ def test_a_step_of_minutes_is_told_of_before_its_first_call(
     session._tell_of_long_calls([Job(case, 1, "", subject=step)])
     said = capsys.readouterr().err
     assert (told in said and "--scale" in said and "rough guess" in said) if told else not said
+
+
+class Corrupting(worlds.World):
+    """Ranks that give wrong data."""
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        (plan,) = plans
+        listener.accept(factories.world(index=plan.index, n=2))
+        (job,) = plan.jobs or listener.next_jobs()
+        for each in job.case.siblings:
+            listener.accept(
+                factories.record(each, status="wrong", wrong=1, times_ns=[], world=plan.index)
+            )
+
+
+def test_wrong_data_is_told_though_the_file_cannot_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def close(self: run_file.Writer) -> None:
+        self.trouble = "cannot write it: Disk quota exceeded"
+
+    monkeypatch.setattr(run_file.Writer, "close", close)
+    monkeypatch.setattr(session, "choose_world", lambda *_: Corrupting())
+    order = Order(suite=STEPS, command=["collbench"], output=tmp_path / "run.jsonl")
+    code = session.execute_order(order, lambda: Disturbed(lambda: None))
+    assert code == Exit.WRONG_DATA
+    assert "Disk quota exceeded" in capsys.readouterr().err
+
+
+def test_a_signal_after_a_rank_was_lost_hides_neither_the_rank_nor_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher ends rank 0 as soon as another rank has died."""
+    heard: list[End] = []
+
+    class Late(Reporter):
+        def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+            monkeypatch.setattr(session, "time_now", signal_first)
+
+        def end(self, end: End, path: Path | None) -> None:
+            heard.append(end)
+
+    def signal_first() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "now"
+
+    error = RunBroken("rank 1 was killed", "", 0)
+    monkeypatch.setattr(session, "choose_world", lambda *_: Ended(7, error))
+    order = Order(suite=STEPS, command=["collbench"], output=tmp_path / "run.jsonl")
+    with pytest.raises(RunBroken, match="rank 1 was killed"), interrupts:
+        session.execute_order(order, Late)
+    assert [end.exit for end in heard] == [Exit.TIMEOUT]

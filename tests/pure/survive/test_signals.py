@@ -171,3 +171,14 @@ def test_an_error_meant_for_people_stays_one() -> None:
         with suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         raise CannotRun("no room")
+
+
+def test_what_is_held_within_what_is_held_is_held_to_the_end_of_all() -> None:
+    interrupts, done = Interrupts(), []
+    with pytest.raises(KeyboardInterrupt), interrupts:
+        with interrupts.uninterrupted():
+            with interrupts.uninterrupted():
+                os.kill(os.getpid(), signal.SIGTERM)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner"]

@@ -210,7 +210,9 @@ def _read_sweep(search: SearchOptions, form: Format | type[Format]) -> dict[str,
     largest = (
         grammar.parse_size(search.maxbytes, "-e") if search.maxbytes else max(smallest, largest)
     )
-    sizes = grammar.sweep_sizes(smallest, largest, search.stepfactor or 4)
+    sizes = grammar.sweep_sizes(
+        smallest, largest, 4 if search.stepfactor is None else search.stepfactor
+    )
     if len(sizes) < 2:
         raise UsageError(
             f"{format_size(sizes[0])} is the only size, and advice rests on two neighbouring ones",

@@ -247,6 +247,11 @@ def _parse_sides(options: AbOptions) -> dict[SideName, Variant]:
         "base": variants.parse_variant(base, "--base"),
         "head": variants.parse_variant(base if aa else head, "--head"),
     }
+    if (options.build or options.rebuild) and not any(side.revision for side in sides.values()):
+        raise UsageError(
+            f"{'--build' if options.build else '--rebuild'}: no side has a git:REV to build",
+            'as in --base "git:main python:{tree}/.venv"',
+        )
     collectives = list(toml.load_suite(options.suite).values("collectives"))
     return {
         name: variants.load_files(side, f"--{name}", collectives) for name, side in sides.items()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug, Inject, Plotlyjs
+from collbench.cli.families import Debug, Inject, Plotlyjs, list_changed
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, NoVerdict, UsageError
 from collbench.core.text import print_message
@@ -124,7 +124,7 @@ def refuse_conflicts(options: AcceptOptions) -> None:
     """Whether options go together. Raises UsageError."""
     measured = (options.ranks, options.launches, options.budget, options.inject)
     if options.verify:
-        if not options.names or options.runs or options.expect or any(measured):
+        if not options.names or list_changed(options, "verify", "names", "debug"):
             raise UsageError(
                 "--verify takes runs and nothing else",
                 "collbench accept --verify certificate.html RUN",

@@ -243,8 +243,8 @@ def _find_impossible(curve: Curve) -> tuple[str, str] | None:
         sizes, _ = curve.sizes, [re.compile(text) for text in (curve.device, curve.machine)]
     except UsageError as error:
         return "points", error.message
-    except re.error as error:
-        key = "machine" if error.pattern == curve.machine else "device"
+    except (re.error, OverflowError) as error:
+        key = "machine" if getattr(error, "pattern", curve.machine) == curve.machine else "device"
         return key, f"it is not a regular expression: {error}"
     try:
         curve.share_at(1)

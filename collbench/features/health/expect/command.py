@@ -100,7 +100,7 @@ def _check_pattern(text: str) -> None:
 
     try:
         re.compile(text)
-    except re.error as e:
+    except (re.error, OverflowError) as e:
         raise UsageError(
             f"--machine {text}: not a regular expression: {e}", "--machine '^node'"
         ) from e

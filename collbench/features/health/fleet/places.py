@@ -80,7 +80,7 @@ def parse_racks(pattern: str, file: Path | None) -> Racks:
         return Racks()
     try:
         compiled = re.compile(pattern)
-    except re.error as e:
+    except (re.error, OverflowError) as e:
         raise UsageError(f"--rack {pattern}: {e}", "as in --rack '^(r[0-9]+)'") from e
     if compiled.groups != 1:
         raise UsageError(

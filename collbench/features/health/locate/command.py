@@ -64,7 +64,9 @@ class LocateOptions:
         int, Option("--tests", min=1, help="Tests at most: a group's measurement is one.")
     ] = 80
     budget: Annotated[str, make_option("budget", "Begin no round after this time: 3m.")] = ""
-    iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each test.")] = 10
+    iters: Annotated[
+        int, Option("-n", "--iters", min=1, max=1 << 20, help="Samples of each test.")
+    ] = 10
     where: LauncherOptions
     timeout: Timeout = None
     inject: Inject = ""

@@ -21,6 +21,7 @@ from collbench.cli.families import (
     Ranks,
     SaveOptions,
     Timeout,
+    list_changed,
 )
 from collbench.core.errors import Exit, UsageError
 from collbench.core.text import plain_line, print_message
@@ -76,7 +77,9 @@ class PairOptions:
             help='Which rack hosts are in: TOML or JSON, a table [hosts] with node01 = "rack1".',
         ),
     ] = None
-    iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each pair.")] = 20
+    iters: Annotated[
+        int, Option("-n", "--iters", min=1, max=1 << 20, help="Samples of each pair.")
+    ] = 20
     warmup: Annotated[
         int, Option("-w", "--warmup_iters", min=0, help="Samples before, not counted.")
     ] = 3
@@ -112,6 +115,12 @@ def pairs(options: PairOptions) -> None:
         raise typer.Exit(_show_recorded(options.run, racks_by_host, options.output_format))
     source = options.where.find_source()
     if options.resume:
+        kept = ("resume", "launcher", "hosts", "ssh", "topology", "output_format", "dry_run")
+        if changed := list_changed(options, *kept, "debug"):
+            raise UsageError(
+                f"--resume is given with {', '.join(changed)}",
+                "leave these out: a resumed run goes on as it was begun",
+            )
         order = _resume_order(options.resume, options.where.launcher, source)
     else:
         kind = "alone" if options.alone else "pairs"
@@ -159,6 +168,11 @@ def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order
 
     old = resumption.find_resumable(name)
     suite = old.run.suite
+    if suite.name != "pairs":
+        raise UsageError(
+            f"{old.run.id} is a run of {suite.name}, not of pairs",
+            f"collbench run --resume {old.run.id} goes on with it",
+        )
     return Order(suite=suite, command=sys.argv, resumed=old, launcher=launcher, source=source)
 
 

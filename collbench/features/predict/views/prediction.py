@@ -39,7 +39,7 @@ def list_rows(view: Forecast, sizes: Sequence[int]) -> list[dict[str, Any]]:
                     "status": "predicted",
                     "algorithm": view.predictors[name].schedule(nbytes).name,
                     "time_ns": duration * 1e9,
-                    "algbw": nbytes / duration / 1e9 if nbytes else None,
+                    "algbw": moved / duration / 1e9 if nbytes else None,
                     "busbw": view.row.busbw(view.n) * moved / duration / 1e9 if nbytes else None,
                     "bound_ns": bound * 1e9,
                     "best": name == find_fastest(seconds),

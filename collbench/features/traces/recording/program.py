@@ -22,7 +22,7 @@ from collbench.features.training.step import POINT_TO_POINT, WORLD
 
 MOST_CALLS = 500_000  # of a recording
 MOST_HELD = 50_000  # calls in memory that are not written yet
-MOST_UNWAITED = 256  # works of the job that are kept until they are waited for
+MOST_UNWAITED = 1024  # works of the job that are kept until they are waited for
 MOST_UNREAD = 32  # reductions that are kept as C++ has them, to be read together
 HELD_S = 10.0  # until a call that has not ended is written without its end
 WAITED_LATE = "waits for calls that were issued more than an iteration before"
@@ -210,6 +210,11 @@ class Program:
             self._numbers[name] = 0
             self._notes.append(own.Note(group=name, ranks=ranks, described=str(group.group_desc)))
         return name
+
+    @property
+    def has_new_calls(self) -> bool:
+        """Whether the iteration under way has any call."""
+        return self._count > self._iteration
 
     def mark_fake(self) -> None:
         """Notes that this rank's GPU is a fake."""

@@ -198,8 +198,13 @@ class Recorder:
 
     def _optimized(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._optimizer = self._optimizer or id(optimizer)
-        if not self._by_hand and id(optimizer) == self._optimizer:
-            self._iterated()
+        if self._by_hand or id(optimizer) != self._optimizer:
+            return
+        if self._writer is not None and not self._program.has_new_calls:
+            # as of DeepSpeed, which has it step for each group of parameters
+            self._program.lose("steps of the optimizer that no call came before", calls=0)
+            return
+        self._iterated()
 
     def _iterated(self) -> None:
         if self.over:  # by a failure: hooks go where no call is under way
@@ -247,6 +252,9 @@ class Recorder:
         if self._about is None:
             self._about = _describe_rank(what.device)
         self._mark_fake_gpu()
+        if self._knows_gpu and torch.cuda.is_current_stream_capturing():
+            self._program.lose("calls that a CUDA graph captures; their repetitions are not seen")
+            return None
         task = torch._C._current_graph_task_id()
         if task != -1:
             what.fields["phase"] = "backward"

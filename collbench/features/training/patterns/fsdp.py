@@ -190,6 +190,9 @@ def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
     on.w.compute(0, ADAM * MASTER * part, "Adam")
     largest = sorted((size(unit) for unit in on.layers), reverse=True)
     alive = largest if not on.again else largest[:2]
+    # torch adds up micro-batches that are not reduced in whole tensors of the reduced type
+    is_held = options.no_sync and layout.micro_batches > 1
+    held = {"unreduced": size(model.tensors) * DTYPES[reduced].size} if is_held else {}
     return same_everywhere(
         "fsdp2",
         model,
@@ -201,4 +204,5 @@ def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
         gradients=MASTER * part,
         optimizer=2 * MASTER * part,
         gathered=(size(root) + sum(alive)) * DTYPES[params].size,
+        **held,
     )

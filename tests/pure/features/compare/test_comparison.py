@@ -94,9 +94,13 @@ def lost(
             return record
         if status == "gone":
             return None
+        is_open = status != "failed" or note.startswith(NO_SAMPLE)
         return Record(
-            case=ROW, status=status, note=note, world=-1 if status == "failed" else world.index
-        )  # type: ignore[arg-type]
+            case=ROW,
+            status=status,  # type: ignore[arg-type]
+            note=note,
+            world=world.index if is_open else -1,
+        )
 
     return change
 
@@ -508,6 +512,22 @@ def test_a_few_launches_without_a_valid_sample_are_left_out_with_their_partners(
     assert f"failed in a launch of head: {LOST}" in few.reason
 
 
+def test_a_cycle_without_a_valid_sample_is_no_launch_without_one() -> None:
+    """Of ten cycles of a launch one has none: the launch has its time."""
+    lost_cycle = Record(case=ROW, status="failed", note=LOST)
+    rows = {ROW: spread(0, 10), OTHER: spread(0, 10)}
+    base, head = experiment(rows)
+    for number in range(4):
+        cycle = msgspec.structs.replace(ROW, cycle=1)
+        head.records.append(
+            msgspec.structs.replace(
+                lost_cycle, case=cycle, world=head.records[len(rows) * number].world
+            )
+        )
+    found = compare(base, head, Rules())
+    assert {row.verdict for row in found.rows} == {"SAME"}
+
+
 def test_a_harmless_launch_of_base_excuses_no_row_that_head_lacks() -> None:
     def change(side: str, world: World, made: Record) -> Record:
         gone = side == "head" or world.round == 4
@@ -710,12 +730,19 @@ def test_parameters_may_differ_where_variants_choose_the_algorithm() -> None:
     )
 
 
-def test_policies_must_agree_on_what_is_timed() -> None:
-    several = {"head": {"policy": Policy(agg_iters=4)}}
-    assert (
-        judged(*experiment({ROW: spread(0)}, sides=several)).why
-        == "agg_iters: 1 on base, 4 on head"
-    )
+@pytest.mark.parametrize(
+    ("mode", "policy", "why"),
+    [
+        ("isolated", Policy(agg_iters=4), "agg_iters: 1 on base, 4 on head"),
+        ("isolated", Policy(register=2), "register: 0 on base, 2 on head"),
+        ("streaming", Policy(batch=1), "calls a sample: 20 on base, 1 on head"),
+        ("isolated", Policy(batch=1, iters=1), ""),
+    ],
+)
+def test_policies_must_agree_on_what_is_timed(mode: str, policy: Policy, why: str) -> None:
+    row = msgspec.structs.replace(ROW, mode=mode)
+    found = judged(*experiment({row: spread(0)}, sides={"head": {"policy": policy}}))
+    assert found.why == why
 
 
 def elsewhere(**facts: object) -> dict[str, object]:

@@ -263,3 +263,14 @@ def test_operations_to_blame_take_steps_of_their_own() -> None:
         for b in (False, True)
     )
     assert blamed.least - plain.least == 2.0 * 20 * 6
+
+
+def test_messages_that_cross_by_tags_are_the_same_on_both_ends() -> None:
+    sender = Program((0,), tuple(message("send", 1, tag) for tag in (1, 2, 1)))
+    receiver = Program((1,), tuple(message("recv", 0, tag) for tag in (2, 1, 1)))
+    step = Step("x", 2, (sender, receiver))
+    sent, received = (
+        {(each.op.tag, each.turn): each.who for each in steps.list_played(step, rank, "gloo")}
+        for rank in (0, 1)
+    )
+    assert sent == received and len(set(sent.values())) == 3

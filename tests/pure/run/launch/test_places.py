@@ -490,3 +490,12 @@ def test_a_place_answers_for_what_its_command_line_names(tmp_path: Path) -> None
 def test_ranks_of_the_host_that_has_most_are_counted() -> None:
     places, _ = held([Answer()] * 3, ["a", "b", "b"])
     assert [places.count_sharers(n) for n in (1, 2, 3)] == [1, 1, 2]
+
+
+def test_what_is_no_message_is_passed_on_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A library prints before the rank keeps its output apart."""
+    watch = SeatWatch(PLAN, SEATS, Listener(lambda line: None))
+    watch.handle_line(0, b"loaded \xff from a banner")
+    assert "loaded" in capsys.readouterr().err

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from factories import case, record
 
-from collbench.features.compare.ab.matching import SIDES, Row, by_world, fix_counts
+from collbench.features.compare.ab.matching import SIDES, Row, by_world, fix_counts, match_rows
+from collbench.features.compare.ab.variants import parse_variant
 from collbench.run import plan
 from collbench.run.jobs import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 
 def row(of: Case) -> Row:
@@ -53,3 +55,20 @@ def test_n_is_the_number_of_samples_where_it_is_not_that_of_the_calls_of_one(
     one = case(8, mode=mode)
     jobs = fix_counts(row(one).jobs, [record(one, 1e6)], policy)
     assert {job.samples == 20 for job in jobs.values()} == {fixed}
+
+
+def test_rounds_take_the_place_of_cycles_and_a_job_has_all_groups() -> None:
+    axes = Axes(
+        collectives=("all_reduce",),
+        sizes=(1024,),
+        ranks=(4,),
+        backends=("shm",),
+        algorithms=("ring",),
+        in_place=(True,),
+        groups="mod:2",
+        cycles=3,
+    )
+    sides = {"base": parse_variant("", "--base"), "head": parse_variant("algo:ring", "--head")}
+    rows, skips = match_rows(Suite(name="x", axes=axes), sides)
+    assert [len(row.judged_keys) for row in rows] == [2]
+    assert not any(skips.values())

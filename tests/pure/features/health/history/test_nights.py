@@ -623,10 +623,13 @@ def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: 
     [
         (
             "agg_iters 1, cache cold, pin True",
-            "agg_iters 1, cache cold, launches of -m one, pin True",
+            "agg_iters 1, cache cold, launches of -m one, pin True, register 0",
         ),
-        ("agg_iters 8, cache cold, pin True", "agg_iters 8, cache cold, pin True"),  # not known
-        ("agg_iters 1, launches of -m one a call, pin True",) * 2,
+        (
+            "agg_iters 8, cache cold, pin True",
+            "agg_iters 8, cache cold, pin True, register 0",  # launches of -m are not known
+        ),
+        ("agg_iters 1, launches of -m one a call, pin True, register 2",) * 2,
         ("start window, times measured",) * 2,  # of an imported run
         ("", ""),
     ],

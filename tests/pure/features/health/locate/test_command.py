@@ -9,10 +9,11 @@ from typing import Any
 import factories
 import pytest
 
-from collbench.core.errors import Exit, NoVerdict
+from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict
 from collbench.features.health.locate import command as locate
 from collbench.features.health.locate.findings import make_findings
 from collbench.features.health.locate.search import Culprit, Located, Rules
+from collbench.records.types import FirstWrong
 from collbench.run import session
 from collbench.run.order import Order
 
@@ -74,3 +75,45 @@ def test_nobody_is_named_by_the_times_of_fake_gpus(
     else:
         found = locate.run_search(order, Rules())
         assert found and found.exit == Exit.BAD
+
+
+def searched_without_rate(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    """Runs a search whose first case has no rate; raises what the search comes to."""
+    untimed = factories.record(CASE, times_ns=[], **fields)
+
+    def execute(order: Any, make: Callable[[], Any]) -> Exit:
+        reporter = make()
+        reporter.begin(factories.run(), [CASE], [])
+        reporter.world(factories.world(n=4, ranks=factories.hosted(4)))
+        reporter.record(untimed, None)
+        assert order.next_cases() == []
+        reporter.end(factories.ENDED, None)
+        return Exit.OK
+
+    monkeypatch.setattr(session, "execute_order", execute)
+    locate.run_search(Order(suite=factories.SUITE, command=[]), Rules())
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "says"),
+    [
+        ({"status": "failed", "note": "no valid sample"}, NoVerdict, "no valid sample"),
+        ({"status": "skipped", "note": "no sendrecv"}, CannotRun, "no sendrecv"),
+    ],
+)
+def test_what_has_no_rate_is_not_a_rate_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, str],
+    kind: type[CollbenchError],
+    says: str,
+) -> None:
+    with pytest.raises(kind, match=says):
+        searched_without_rate(monkeypatch, **fields)
+
+
+def test_wrong_data_in_a_search_is_wrong_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FirstWrong(rank=1, index=0, got="1", expected="2", when="before timing")
+    with pytest.raises(locate.WrongDataFound, match="received wrong data: 5 elements") as raised:
+        searched_without_rate(monkeypatch, status="wrong", wrong=5, first_wrong=first)
+    assert raised.value.exit == Exit.WRONG_DATA
+    assert raised.value.finding.severity == "critical"
