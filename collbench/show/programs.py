@@ -59,12 +59,27 @@ def as_json(document: Document) -> str:
 
 
 def as_csv(document: Document) -> str:
-    """The document's rows below a heading; no cell is a formula to a spreadsheet."""
+    """The document's rows below a heading of the columns of any of them; no cell is a formula to a
+    spreadsheet."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*document.rows[0]] if document.rows else [], lineterminator="\n")
+    columns = dict.fromkeys(name for row in document.rows for name in row)
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: inert_cell(value) for k, value in row.items()} for row in document.rows)
+    writer.writerows(
+        {name: inert_cell(_flatten_value(value)) for name, value in row.items()}
+        for row in document.rows
+    )
     return out.getvalue()
+
+
+def _flatten_value(value: Any) -> Any:
+    """A value of a cell: named values and lists in words, without those that are unknown."""
+    if isinstance(value, Mapping):
+        known = {name: part for name, part in value.items() if part is not None}
+        return ", ".join(f"{name}: {_flatten_value(part)}" for name, part in known.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(str(_flatten_value(part)) for part in value)
+    return value
 
 
 def render_line(document: Judgement) -> str:

@@ -109,6 +109,15 @@ def test_a_job_that_came_to_its_end_is_fine(bare, tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_that_never_called_what_its_root_is_through_with_leaves_no_verdict(
+    bare, tmp_path: Path
+) -> None:
+    left = [USUAL[0], entry(2, "completed", kind="broadcast")]
+    done = bare("trace", *dumped(tmp_path, left, USUAL[:1], USUAL[:1]))
+    assert done.returncode == 3
+    assert done.stdout.startswith("ranks 1,2 lack operations on world that others called")
+
+
 def test_a_page_and_its_json_are_written_beside_what_is_printed(bare, tmp_path: Path) -> None:
     page, values = tmp_path / "page.html", tmp_path / "values.json"
     files = dumped(tmp_path, USUAL, USUAL[:1], USUAL)

@@ -113,6 +113,11 @@ def _plain(name: str, *values: Any) -> dict[str, Any]:
     return {"name": name, "inputs": inputs, "outputs": {}, "attrs": attributes(rf_id=2)}
 
 
+def listed(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The node that lists the groups of an execution trace."""
+    return _plain("## process_group:init ##", json.dumps(groups))
+
+
 GROUPS = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2, "group_count": 1}]
 STEP = [
     comms(33, "broadcast", 53_120, place=0),
@@ -123,7 +128,7 @@ STEP = [
 ]
 EXECUTION = numbered(
     [
-        _plain("## process_group:init ##", json.dumps(GROUPS)),
+        listed(GROUPS),
         _plain("ProfilerStep#4"),
         *STEP,
         _plain("ProfilerStep#5"),

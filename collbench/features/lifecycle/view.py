@@ -166,20 +166,8 @@ def make_document(file: RunFile) -> Document:
         brief=brief,
         comment=Comment([block for block in brief if block != ""]),
         values=values,
-        rows=_align_rows([*phases, *losses]),
+        rows=[*phases, *losses],
     )
-
-
-def _align_rows(values: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that all have the columns of any; counts and lists in words."""
-    columns = dict.fromkeys(name for row in values for name in row)
-    return [{name: _flatten_value(row.get(name)) for name in columns} for row in values]
-
-
-def _flatten_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {number}" for name, number in value.items())
-    return "; ".join(value) if isinstance(value, list) else value
 
 
 def make_section(view: View) -> Section | None:

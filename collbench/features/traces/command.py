@@ -57,9 +57,9 @@ def trace(options: TraceOptions) -> None:
     """Say what is in a job's trace, who comes late, and who hung it.
 
     A rank that hung the job is named, and so are ranks that do not agree on what they do together:
-    exit code 1. Where something hangs and nobody can be named, nothing was recorded, or a file is
-    cut or cannot be read, it is 3. `collbench help traces` says how a trace is made, and what the
-    columns are.
+    exit code 1. Where something hangs and nobody can be named, dumps of a hung job lack calls that
+    other ranks made, nothing was recorded, or a file is cut or cannot be read, it is 3. `collbench
+    help traces` says how a trace is made, and what the columns are.
     """
     from collbench.cli import outputs
     from collbench.features.traces.analysis.judgement import judge_trace
@@ -74,5 +74,6 @@ def trace(options: TraceOptions) -> None:
     outputs.deliver_document(view.make_document(verdict), printed, out, plotlyjs)
     if verdict.disagree or (verdict.hang and verdict.hang.is_blamed):
         raise typer.Exit(Exit.BAD)
-    if verdict.disagreements or verdict.hang or not (verdict.communicates and verdict.is_complete):
+    is_open = verdict.is_undecided or not (verdict.communicates and verdict.is_complete)
+    if verdict.disagreements or verdict.hang or is_open:
         raise typer.Exit(Exit.NO_VERDICT)

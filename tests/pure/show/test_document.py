@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import (
@@ -140,6 +141,19 @@ def test_columns_are_selected_from_all_lines_alike() -> None:
     assert table.heads == ("number", "what") and table.columns[1].align == "wrap"
     cells = [line.cells for line in (*table.lines, *table.closing)]
     assert cells == [("1", EVIL), ("22", "b"), ("23", "sum")] and table.note == "n"
+
+
+def test_csv_has_the_columns_of_all_rows_and_no_nested_values() -> None:
+    rows = [
+        {"a": 1, "b": {"estimate": 2.5, "lo": None}},
+        {"a": 2, "c": [{"kind": "barrier", "ops": 3}, {"kind": "send"}], "d": ("x", "=y")},
+    ]
+    made = replace(a_document(), rows=rows)
+    assert list(csv.reader(io.StringIO(programs.as_csv(made)))) == [
+        ["a", "b", "c", "d"],
+        ["1", "estimate: 2.5", "", ""],
+        ["2", "", "kind: barrier, ops: 3; kind: send", "x; =y"],
+    ]
 
 
 def test_programs_read_what_is_written_for_them() -> None:

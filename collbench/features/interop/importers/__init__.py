@@ -518,7 +518,8 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             f"{request.name} is a log of {other}, which is not read",
             "collbench help import says which logs are",
         )
-    if kind == "auto":
+    is_auto = kind == "auto"
+    if is_auto:
         kind = next(
             (name for name, log_format in FORMATS.items() if log_format.mark.search(text)), ""
         )
@@ -531,6 +532,8 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             f"name its kind with --from; looked for {marks}",
         )
     reading = Reading(request)
+    if is_auto and not is_json:
+        _warn_of_others(text, kind, reading)
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
     for label, part in parts.items():
         reading.process = label
@@ -545,6 +548,20 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             f"name another kind with --from: it was read as {kind}",
         )
     return reading
+
+
+def _warn_of_others(text: str, kind: str, reading: Reading) -> None:
+    """Warns of tables of other tools in a log that is read as ``kind``, which are left out."""
+    module = FORMATS[kind].module
+    others = {
+        log_format.module: name
+        for name, log_format in FORMATS.items()
+        if log_format.module != module and log_format.mark.search(text)
+    }
+    for name in others.values():
+        reading.warn(
+            f"the log has tables of {name}, too, which are left out: --from {name} reads them"
+        )
 
 
 def device_name(rank: RankInfo) -> str:

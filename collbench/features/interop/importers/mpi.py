@@ -16,7 +16,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from collbench.core.collectives import COLLECTIVES, Collective
-from collbench.features.interop.importers import Line, Reading, Table, commands, parse_number
+from collbench.features.interop.importers import (
+    FORMATS,
+    Line,
+    Reading,
+    Table,
+    commands,
+    parse_number,
+)
 from collbench.features.interop.importers.text import cut_library_output, library_hosts, split_lines
 from collbench.machine import variables
 from collbench.records.types import VALIDATED, ToolTime
@@ -91,6 +98,9 @@ OSU_COLUMNS = re.compile(
 )
 
 
+INTEL_HEAD = re.compile(r"^# ?Benchmarking \S|Intel ?\(R\) MPI Benchmarks [^,]+,")
+
+
 IMB_COLUMNS = {
     "t_min[usec]": "Min",
     "t_max[usec]": "Max",
@@ -111,15 +121,30 @@ FAILURE = re.compile(
 
 
 def read_log(text: str, reading: Reading) -> None:
-    """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
-    must add."""
+    """Tells ``reading`` all results in ``text``: each table by the tool that printed it. Raises
+    UsageError where it lacks what a person must add."""
     every = split_lines(text)
-    kind = _Intel if re.search(r"^[ \t]*# ?Benchmarking ", text, re.MULTILINE) else _Osu
-    tables = kind(reading, commands.varying_variables(every))
-    hosts = library_hosts(every)
-    for at, line in enumerate(every, 1):
-        tables.any_line(f"line {at}", cut_library_output(line, hosts).strip())
+    hosts, varying = library_hosts(every), commands.varying_variables(every)
+    lines = [cut_library_output(line, hosts).strip() for line in every]
+    first = next(filter(None, map(_find_tool, lines)), _Osu)
+    tables: _Tables = first(reading, varying)
+    tools: dict[str, None] = {}
+    for at, line in enumerate(lines, 1):
+        kind = _find_tool(line)
+        if kind is not None and not isinstance(tables, kind):
+            tools[reading.tool] = None
+            before, tables = tables, kind(reading, varying)
+            tables.follow(before)
+        tables.any_line(f"line {at}", line)
     tables.end()
+    reading.tool = ", ".join(tool for tool in {**tools, reading.tool: None} if tool)
+
+
+def _find_tool(line: str) -> type[_Tables] | None:
+    """The reader of the tool that begins its output, or a table, with a line; None for others."""
+    if OSU_HEAD.match(line):
+        return _Osu
+    return _Intel if INTEL_HEAD.search(line) else None
 
 
 class _Tables(ABC):
@@ -134,7 +159,7 @@ class _Tables(ABC):
         self._version = ""
         self._table: Table | None = None
         self._test: Test | None = None
-        self._why = ""
+        self._why = self._name = ""
         self._columns: Sequence[str] = ()
         self._n = 0
         self._backend = "mpi"
@@ -143,10 +168,18 @@ class _Tables(ABC):
         self._types: dict[bool, str] = {}
         reading.policy = Policy(sync="barrier")
 
+    def follow(self, other: _Tables) -> None:
+        """Go on where another tool's tables end, with the command that was given last."""
+        self._first, self._command = other._first, other._command
+        self._is_fresh = other._is_fresh
+
     def any_line(self, where: str, text: str) -> None:
         self._reading.failures += bool(FAILURE.search(text))
         if tokens := commands.words_of(text):
             self._take_command(tokens)
+        elif FORMATS["nccl-tests"].mark.search(text):
+            self._columns, self._test = ("Size",), None
+            self._why = "nccl-tests' tables: --from nccl-tests reads them"
         else:
             self.line(where, text)
 
@@ -300,6 +333,8 @@ class _Osu(_Tables):
             names = [(m["rank"] or m[0]).strip() for m in OSU_COLUMNS.finditer(text)]
             self._columns = ["Avg" if name.startswith("Lat") else name for name in names]
             if rest or "Avg" not in self._columns:
+                if self._test or not self._why:
+                    self._why = f"{self._name or 'a table'}: columns that are not read"
                 self._test = None
                 self._columns = self._columns or ["Size"]
         elif not text.startswith("#"):
@@ -331,7 +366,7 @@ class _Intel(_Tables):
         ):
             self._setting(match[1], match[2])
         elif "Calling sequence was" in text:
-            self._calling = True
+            self._calling = not reading.command  # of several the first
         elif "#repetitions" in text or "#bytes" in text:
             self._columns = [IMB_COLUMNS.get(name, name) for name in text.lstrip("# ").split()]
             self._calling = False

@@ -296,10 +296,6 @@ def _take_half(
     per_rank = len(rows) == table.n and {len(row) for row in rows} == {
         min(len(times), PER_RANK_SAMPLES)
     }
-    is_complete = half.cpu_time is None and None not in (
-        _parse_number(half.alg_bw),
-        _parse_number(half.bus_bw),
-    )
     reading.add(
         table,
         msgspec.structs.replace(
@@ -307,9 +303,18 @@ def _take_half(
             tool_time=ToolTime(time=time * 1e3, samples=0 if "over" in printed else 1, **printed),
             times_ns=times,
             per_rank=rows if times and per_rank else [],
-            printed=(f"{time:f}", f"{half.alg_bw:f}", f"{half.bus_bw:f}") if is_complete else None,
+            printed=_format_printed(half, time),
         ),
     )
+
+
+def _format_printed(half: _Half, time: float) -> tuple[str, str, str] | None:
+    """Time (µs), algbw and busbw as texts; None where they are not of the same calls, or no
+    numbers."""
+    algbw, busbw = _parse_number(half.alg_bw), _parse_number(half.bus_bw)
+    if half.cpu_time is not None or algbw is None or busbw is None:
+        return None
+    return f"{time:f}", f"{algbw:f}", f"{busbw:f}"
 
 
 def _name_device(first: _Device, behind: int) -> str:

@@ -50,7 +50,13 @@ WRAPPED = re.compile(
 MOST_WRAPPED = 1 << 16  # bytes of such a line
 
 
-MOST_PACKED = 4 << 20  # bytes of what unpacks to that, lest there be a million parts
+MOST_PACKED = MOST_BYTES  # of a gzipped log
+
+
+MOST_PARTS = 20_000  # that a gzipped log is made of, each of which takes time however small it is
+
+
+PART = b"\x1f\x8b\x08"  # how one begins; elsewhere in a packed file these bytes are rare
 
 
 MOST_LINES = 300_000
@@ -177,14 +183,8 @@ def _glued_number(token: str, hosts: Iterable[str]) -> str:
 def decode_log(data: bytes, name: str) -> str:
     """A log's text, unpacked if need be. Raises UsageError for what is no text."""
     _refuse_archive(data, name)
-    if data[:2] == b"\x1f\x8b" and len(data) <= MOST_PACKED:
-        try:
-            with gzip.open(io.BytesIO(data)) as packed:
-                data = bound_log(packed)
-        except (OSError, EOFError, zlib.error) as e:
-            raise UsageError(
-                f"{name}: cannot unpack it: {e}", "check that the file is whole"
-            ) from e
+    if data[:2] == PART[:2]:
+        data = _unpack_log(data, name)
         _refuse_archive(data, name)
     if len(data) > MOST_BYTES:
         raise UsageError(
@@ -203,6 +203,23 @@ def decode_log(data: bytes, name: str) -> str:
             f"{name} is not text", "give the log that the tool printed, or its JSON or CSV"
         )
     return data.decode("utf-8-sig", errors="replace")
+
+
+def _unpack_log(data: bytes, name: str) -> bytes:
+    """The bytes of a gzipped log, as bound_log has them. Raises UsageError for one that is broken,
+    or larger than would be read."""
+    if len(data) > MOST_PACKED or data.count(PART) > MOST_PARTS:
+        many = f"is packed in more than {MOST_PARTS:,} parts"
+        large = f"is larger than {MOST_PACKED >> 20} MiB though packed"
+        raise UsageError(
+            f"{name} {large if len(data) > MOST_PACKED else many}",
+            "unpack it and cut it to the tables, with zcat and grep for example",
+        )
+    try:
+        with gzip.open(io.BytesIO(data)) as packed:
+            return bound_log(packed)
+    except (OSError, EOFError, zlib.error) as e:
+        raise UsageError(f"{name}: cannot unpack it: {e}", "check that the file is whole") from e
 
 
 def _refuse_archive(data: bytes, name: str) -> None:

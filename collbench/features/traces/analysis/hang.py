@@ -57,6 +57,11 @@ class Front(NamedTuple):
         """The ranks that the waiting ranks wait for."""
         return tuple(sorted({*self.missing, *self.silent, *self.behind}))
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive, which are not numbered among collectives."""
+        return self.call.kind in POINT_TO_POINT
+
 
 class Hang(NamedTuple):
     """``fronts`` of all groups that hang, the ``cause`` of the others first, and its ``culprits``:

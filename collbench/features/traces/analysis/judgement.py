@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
@@ -90,6 +90,30 @@ class Judged(NamedTuple):
     def is_mostly_lost(self) -> bool:
         """Whether more calls could not be read than could."""
         return self.lost > sum(1 for rank in self.trace.ranks for _ in list_communicating(rank))
+
+    @property
+    def short(self) -> dict[str, list[int]]:
+        """Ranks by the label of a group on which they lack operations that others have, the last
+        or all of them. A rank that lost calls may have lost all of a group."""
+        whole = {
+            rank.rank
+            for rank in self.trace.ranks
+            if not (rank.only_active or any(loss.calls for loss in rank.lost))
+        }
+        return _short_ranks(self.matches, whole)
+
+    @property
+    def halves(self) -> int:
+        """Messages without their other half, of a trace of which no full buffer overwrote that."""
+        losses = (loss for rank in self.trace.ranks for loss in rank.lost)
+        return 0 if any(loss.why == OVERFLOWED for loss in losses) else self.matches.alone
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a recorder of hung jobs made the trace, and it lacks calls of some ranks: whether
+        they never made these, and hung the job, is then not known."""
+        states = any(call.state for rank in self.trace.ranks for call in rank.calls)
+        return states and bool(self.short or self.halves)
 
     @property
     def completed(self) -> bool:
@@ -236,18 +260,23 @@ def _lacking_times(verdict: Judged) -> Iterator[Lack]:
     if any(exposed.how == "" for exposed in verdict.exposed):
         yield Lack("neither computation nor waits have times", "exposed communication is not known")
     if verdict.hang is None:
-        for label, ranks in _short_ranks(verdict.matches).items():
+        for label, ranks in verdict.short.items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
-                "a trace that was taken for less long, began later, or lost calls",
+                "they never called them, or their trace was taken for less long, began later or"
+                " lost calls",
             )
 
 
-def _short_ranks(matches: Joined) -> dict[str, list[int]]:
-    """Ranks by the label of a group on which their last operation is before that of others."""
-    last: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
+def _short_ranks(matches: Joined, recorded: Collection[int] = ()) -> dict[str, list[int]]:
+    """Ranks by the label of a group on which their last operation is before that of others; of
+    those that are ``recorded`` also where they have none at all."""
+    last: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for meeting in matches.meetings:
-        last_numbers = last[meeting.group.label, meeting.group.ranks]
+        key = (meeting.group.label, meeting.group.ranks)
+        if key not in last:
+            last[key] = {rank: -1 for rank in meeting.group.ranks if rank in recorded}
+        last_numbers = last[key]
         for rank in meeting.calls:
             last_numbers[rank] = max(meeting.number, last_numbers.get(rank, -1))
     short: dict[str, list[int]] = defaultdict(list)

@@ -1,9 +1,10 @@
-"""AICB's workloads (CSV), and those of SimAI, which it writes, too (text): what rank 0 of a
-training job calls, with sizes but without datatypes and members.
+"""AICB's workloads and the logs of their runs (CSV), and SimAI's workloads, which it writes, too
+(text): what rank 0 of a training job calls, with sizes but without datatypes and members.
 
 Members of groups are those of Megatron's order of ranks: tensor-parallel ones are neighbours, then
 come data-parallel ones, then stages of the pipeline. Sizes are bytes as collbench has them.
-Formats: aliyun/aicb, log_analyzer/log.py and workload_applyer.py; aliyun/SimAI, example/.
+Formats: aliyun/aicb, log_analyzer/log.py, workload_applyer.py and utils/benchmark_logger.py;
+aliyun/SimAI, example/.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
@@ -128,7 +130,8 @@ class _Found:
             op = "sum"
             self.calls.assumptions[SUMS] = None
         dtype = "uint8" if nbytes % 2 else "half"
-        self.calls.append(Call(kind, group, nbytes, dtype, op, root, peer, phase=stage, source=at))
+        call = Call(kind, group, nbytes, dtype, op, root, peer, phase=stage, source=at)
+        self._append_timed(call, _parse_elapsed(cells or {}))
 
     def _computation(self, cells: dict[str, str], stage: str, at: str) -> None:
         """A product of matrices of the shapes that stand for its size, or of a time alone."""
@@ -139,7 +142,7 @@ class _Found:
         flops = 0.0
         if len(shapes) == 2 and shapes[0] and shapes[1]:
             flops = min(2.0 * math.prod(shapes[0][:8]) * shapes[1][-1], 1e30)
-        took = _parse_whole(cells.get("_elapsed_time", "").split(".")[0]) or 0
+        took = _parse_elapsed(cells)
         if not flops and not took:
             self.calls.lose("a computation of no size", at)
             return
@@ -147,13 +150,16 @@ class _Found:
 
     def computed(self, ns: int, stage: str, at: str, flops: float = 0.0) -> None:
         """Add a computation of so many nanoseconds, after the calls before it."""
+        self._append_timed(Call("compute", flops=flops, phase=stage, source=at), ns)
+
+    def _append_timed(self, call: Call, ns: int) -> None:
+        """Add a call that took so many nanoseconds after those before it; 0 is unknown."""
         begins = self.clock
         if begins + ns >= MOST:
-            self.calls.lose("a time that cannot be", at)
+            self.calls.lose("a time that cannot be", call.source)
             return
         self.clock += ns
-        times: dict[str, Any] = {"begins_ns": begins, "ends_ns": self.clock} if ns else {}
-        self.calls.append(Call("compute", flops=flops, phase=stage, source=at, **times))
+        self.calls.append(replace(call, begins_ns=begins, ends_ns=self.clock) if ns else call)
 
     def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
         """Rank 0's trace. Of several parts that end at marks the first sets the job up, and is no
@@ -190,6 +196,16 @@ def _list_members(name: str, n: int, tp: int, world: int, sizes: dict[str, int])
         "embedding": world // n,
     }.get(name, 1)
     yield from (index * max(step, 1) for index in range(n))
+
+
+def _parse_elapsed(cells: Mapping[str, str]) -> int:
+    """The time of a line in ns; 0 where there is none. A workload has it in ns; a log of a run, of
+    which each line that was timed has a bandwidth, has it in ms."""
+    text = cells.get("_elapsed_time", "").strip()
+    if not re.fullmatch(r"\d{1,18}(\.\d*)?(e[+-]?\d{1,2})?", text):
+        return 0
+    is_log = re.match(r"\d", cells.get("algbw", "").strip()) is not None
+    return round(min(float(text) * (1e6 if is_log else 1), MOST))
 
 
 def _parse_whole(text: str) -> int | None:

@@ -337,23 +337,30 @@ def is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# what comes before a rank in a file's name: a pod's or host's name in it may number workers, too
-RANKED = [
+# what comes before a rank in a file's name; a pod's or host's name in it may number workers, too
+RANK, WORKER = (
     re.compile(rf"{word}[-_.=]?(\d{{1,7}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker")
-]
+)
+# with what files of some formats end: their tools write the rank last, behind any host's name
+ENDINGS = {
+    "flight": re.compile(r"(?<!\d)(\d{1,6})(?:\.(?:json|gz|pickle|pkl))*$"),
+    "chakra": re.compile(r"\.(\d{1,7})\.et"),
+}
 DIGITS = re.compile(r"\d+")
 
 
-def rank_in(name: str) -> int:
-    """The rank that a file's name tells last in words (rank3, else worker-3); -1 for none."""
-    numbers = next(filter(None, (pattern.findall(name) for pattern in RANKED)), ["-1"])
-    return rank if (rank := int(numbers[-1])) < MOST_RANKS else -1
+def rank_in(name: str, form: str = "") -> int:
+    """The rank that the name of a format's file tells last behind the word rank, else at the name's
+    end where the format's tool writes it there, else behind the word worker; -1 for none."""
+    patterns = [RANK, *([ENDINGS[form]] if form in ENDINGS else []), WORKER]
+    found = (int(numbers[-1]) for pattern in patterns if (numbers := pattern.findall(name)))
+    return next((rank for rank in found if rank < MOST_RANKS), -1)
 
 
-def number_files(names: Sequence[str]) -> list[int]:
-    """The rank of each of a job's files by their names: as these tell it in words, or by digits
-    that number the files from 0 on; -1 for none."""
-    ranks = [rank_in(name) for name in names]
+def number_files(names: Sequence[str], form: str = "") -> list[int]:
+    """The rank of each of a job's files of a format by their names: as these tell it (rank_in), or
+    by digits that number the files from 0 on; -1 for none."""
+    ranks = [rank_in(name, form) for name in names]
     if any(rank >= 0 for rank in ranks):
         return ranks
     runs = [DIGITS.findall(name) for name in names]

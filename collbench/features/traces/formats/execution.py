@@ -184,9 +184,14 @@ class _Found:
             self.calls.lose("its list of groups is cut", f"node {node.id}", calls=0)
             return
         for group in groups:
-            ranks = parse_listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
-            name = self._name_group(group.pg_name, group.pg_desc)
-            self.calls.group(name, ranks or range(group.group_size), group.pg_desc)
+            name, size = self._name_group(group.pg_name, group.pg_desc), group.group_size
+            ranks: Sequence[int] | None = (
+                parse_listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
+            )
+            if not ranks and (ranks is not None or name == WORLD):  # torch lists none for all
+                ranks = range(size)
+            if ranks and size in (0, len(ranks)):  # else calls tell its members, or are lost
+                self.calls.group(name, ranks, group.pg_desc)
 
     def _name_group(self, name: str, desc: str) -> str:
         """The name of a group; that of all has the empty one."""

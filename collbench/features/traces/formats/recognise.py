@@ -193,7 +193,7 @@ def read_trace(
         )
     all_paths = [*files, *(Path(entry.source) for entry in unread)]
     by_name = dict(
-        zip(all_paths, _rank_numbers(form, [path.name for path in all_paths]), strict=True)
+        zip(all_paths, number_files([path.name for path in all_paths], form), strict=True)
     )
     unread = [replace(entry, rank=by_name[Path(entry.source)]) for entry in unread]
     request = _Asked(limits, from_ops, by_name)
@@ -201,20 +201,6 @@ def read_trace(
         trace = read_together(files, request)
         return replace(trace, unread=(*trace.unread, *_other_files(unread, trace.ranks)))
     return _read_ranks(form, files, request, unread)
-
-
-def _rank_numbers(form: str, names: Sequence[str]) -> list[int]:
-    """The ranks that the names of a job's files tell; those of a flight recorder's dumps and of
-    Chakra's files end in them."""
-    ranks = number_files(names)
-    ending = {
-        "flight": r"(?<!\d)(\d{1,6})(?:\.(?:json|gz|pickle|pkl))*$",
-        "chakra": r"\.(\d{1,7})\.et",
-    }
-    if form in ending and max(ranks) < 0:
-        matches = [re.search(ending[form], name) for name in names]
-        ranks = [int(match[1]) if match else -1 for match in matches]
-    return ranks
 
 
 def _other_files(unread: Sequence[Unread], ranks: Sequence[RankTrace]) -> Iterator[Unread]:

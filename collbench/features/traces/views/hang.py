@@ -160,7 +160,7 @@ def _describe_untold(front: Front) -> str:
     """Who may not have called it, as far as the trace tells."""
     if not front.unknown:
         return ""
-    if front.call.kind in POINT_TO_POINT and front.call.peer < 0:
+    if front.is_message and front.call.peer < 0:
         return "; which rank it waits for is not in the trace"
     its = "its trace" if len(front.unknown) == 1 else "their traces"
     return f"; what {in_words(front.unknown)} did then is not in {its}"
@@ -188,7 +188,7 @@ def describe_call(call: Call, group: Group) -> str:
 def describe_operation(front: Front) -> str:
     """An operation with its number and group: all_reduce #57 of 4 MiB float on dp (0-7)."""
     phrase = describe_call(front.call, front.group)
-    if front.number >= 0 and front.call.kind not in POINT_TO_POINT:
+    if front.number >= 0 and not front.is_message:
         phrase = phrase.replace(front.call.kind, f"{front.call.kind} #{front.number}", 1)
     return f"{phrase} on {describe_group(front.group)}"
 
@@ -231,23 +231,23 @@ def _ranks_by_call(calls: Mapping[int, Call], group: Group) -> dict[str, list[in
 
 def make_tables(verdict: Judged) -> list[Table]:
     """Tables of a hang: where each group stands, what the culprits called last, and the calls
-    around the first of them."""
+    around the first of them, unless that is a message: its number is none of a collective."""
     hang = verdict.hang
     if hang is None:
         return []
-    return [
-        _fronts_table(hang),
-        *_last_tables(verdict, hang),
-        _around_table(verdict, hang.fronts[0]),
-    ]
+    first = hang.fronts[0]
+    around = [] if first.is_message else [_around_table(verdict, first)]
+    return [_fronts_table(hang), *_last_tables(verdict, hang), *around]
 
 
 def draw_hang(verdict: Judged) -> Figure | None:
     """Where the job hangs, drawn: the last calls of the first group that hangs, a row for each
     rank, how long those that wait have waited, and what the others lack. None where the trace has
-    no times."""
+    no times, or the first that hangs is a message."""
     assert verdict.hang
     front = verdict.hang.fronts[0]
+    if front.is_message:
+        return None
     ranks = _drawn_ranks(verdict.hang, front)
     calls = _list_drawn(verdict, front, ranks)
     if front.number < 0 or not any(drawn.is_waiting for drawn in calls):

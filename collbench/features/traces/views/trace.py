@@ -40,6 +40,7 @@ from collbench.show.document import (
 
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
+SHORT = 3  # groups on which ranks lack operations that the headline names
 SUSPECT = 0.1  # of the time traced: what waiting for a rank costs before it is spoken of
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
 MORE = (
@@ -157,27 +158,30 @@ def _explain_nothing(verdict: Judged) -> str:
 
 def _describe_fine(verdict: Judged) -> Headline:
     """Who comes late, or that all is well, as far as is known."""
+    lacking = _describe_lacking(verdict)
     if late := next((late for late in verdict.late if late.surely), None):
-        return Headline(
+        sentence = (
             f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"
             f" {hung.describe_group(late.group)}, and costs {format_duration(late.cost)} of"
-            " waiting",
-            "notice",
+            " waiting"
         )
+        return Headline("; ".join(filter(None, (sentence, lacking))), "notice")
     lost = verdict.lost
-    are = "is" if lost == 1 else "are"
-    remarks = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
-    remarks += _describe_suspect(verdict)
-    broken = [
-        rank.rank
-        for rank in verdict.trace.ranks
-        if any(loss.why == own.INTERRUPTED for loss in rank.lost)
-    ]
-    remarks += f"; the recording of {in_words(broken)} broke off" if broken else ""
+    remarks = _describe_remarks(verdict)
     if verdict.missing:
         ranks = in_words([rank.rank for rank in verdict.trace.ranks])
-        sentence = f"there is a trace of {ranks} only, of {verdict.trace.world:,}"
-        return Headline(f"{sentence}: nothing in it hangs or disagrees{remarks}", "notice")
+        sentence = (
+            f"there is a trace of {ranks} only, of {verdict.trace.world:,}: nothing in it hangs or"
+            " disagrees"
+        )
+        return Headline("; ".join(filter(None, (sentence, lacking))) + remarks, "notice")
+    if lacking:
+        sentence = (
+            f"{lacking}: nothing in the trace hangs or disagrees, but it does not tell whether"
+            " these calls were made"
+        )
+        sentence += ", and whether all others completed" * (not verdict.completed)
+        return Headline(f"{sentence}{remarks}", "notice")
     if not verdict.completed:
         sentence = "all ranks made the same calls; the trace does not show whether all completed"
         return Headline(f"{sentence}{remarks}", "notice" if lost else "good")
@@ -187,6 +191,36 @@ def _describe_fine(verdict: Judged) -> Headline:
         )
         return Headline(f"{sentence}{remarks}", "notice")
     return Headline(f"no hang: all ranks made the same calls and completed them{remarks}", "good")
+
+
+def _describe_lacking(verdict: Judged) -> str:
+    """A clause on ranks that lack operations of others, and on messages of which one half lacks;
+    empty where the trace has all."""
+    short = [*verdict.short.items()]
+    clauses = [
+        f"{in_words(ranks)} lack{'s' * (len(ranks) == 1)} operations on {label} that others called"
+        for label, ranks in short[:SHORT]
+    ]
+    if (more := len(short) - SHORT) > 0:
+        clauses.append(f"so it is on {format_count(more, 'more group')}")
+    if halves := verdict.halves:
+        its, lack = ("its", "lacks") if halves == 1 else ("their", "lack")
+        clauses.append(f"{format_count(halves, 'message')} {lack} {its} other half")
+    return ", ".join(clauses)
+
+
+def _describe_remarks(verdict: Judged) -> str:
+    """Clauses on calls that are lost, a rank that may be late, and recordings that broke off."""
+    lost = verdict.lost
+    are = "is" if lost == 1 else "are"
+    remarks = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
+    remarks += _describe_suspect(verdict)
+    broken = [
+        rank.rank
+        for rank in verdict.trace.ranks
+        if any(loss.why == own.INTERRUPTED for loss in rank.lost)
+    ]
+    return remarks + (f"; the recording of {in_words(broken)} broke off" if broken else "")
 
 
 def _measure_traced(verdict: Judged) -> float:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import random
 from pathlib import Path
 
 import factories
@@ -748,6 +749,14 @@ def test_malformed_results_are_reported_one_by_one(change: dict[str, object]) ->
     assert len(seen(found)) == 2 and found.lost[0][0] == "result 2"
 
 
+def test_json_bandwidths_may_be_texts() -> None:
+    plain = result(1 << 20, 50.0)
+    one = {**plain["out_of_place"], "alg_bw": "20.97152", "bus_bw": "36.70016"}  # type: ignore[dict-item]
+    found = read(json.dumps(document([{**plain, "out_of_place": one}])))
+    assert seen(found) == seen(read(json.dumps(document([plain]))))
+    assert not found.warnings and not found.lost
+
+
 def test_times_out_of_this_world_are_reported() -> None:
     series = {"times_us": [1e300, 5.0]}
     found = read(
@@ -1082,6 +1091,65 @@ def test_imb_without_blank_lines_is_read_and_rows_without_columns_are_counted() 
     assert reading.lost == [("line 10", "a row of numbers under no names of columns")]
 
 
+IMB_ROW = "         1024         1000         1.50         2.50         2.00"
+
+
+def mixed(*parts: str) -> str:
+    return "\n".join(parts)
+
+
+def test_tables_of_imb_and_osu_in_one_log_are_each_read_as_their_own() -> None:
+    called = "+ srun -n 4 ./osu_allgather -f"
+    after = "+ srun -n 8 ./osu_allreduce -f"
+    rows = ["1024   3.25   2.00   5.50   1000"]
+    text = mixed(
+        IMB + imb("Allreduce", 2, [IMB_ROW]),
+        called,
+        osu("Allgather", rows, FULL),
+        after,
+        osu("Allreduce", rows, FULL),
+        IMB + imb("Bcast", 2, [IMB_ROW]),
+    )
+    found = read(text)
+    assert seen(found) == [
+        ("all_reduce", 1024, False, 2.5),
+        ("all_gather", 4096, False, 5.5),
+        ("all_reduce", 1024, False, 5.5),
+        ("broadcast", 1024, False, 2.5),
+    ]
+    assert [record.case.n for record in found.records] == [2, 4, 8, 2]
+    assert found.tool == "Intel MPI Benchmarks 2021.7, OSU Micro-Benchmarks 7.4"
+    assert not found.lost and not found.omitted and not found.warnings
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("other", "left_out"),
+    [
+        (osu("Allreduce", ["1024   3.25   2.00   5.50   1000"], FULL), "osu"),
+        (IMB + imb("Allreduce", 8, [IMB_ROW]), "imb"),
+    ],
+)
+def test_tables_of_nccl_tests_beside_others_are_said_to_be_left_out(
+    order: int, other: str, left_out: str
+) -> None:
+    text = mixed(*[log([row(4096, 9.0)]), other][::order])
+    found = read(text, ranks=8)
+    assert [(r.case.collective, r.case.backend) for r in found.records] == [("all_reduce", "mpi")]
+    assert dict(found.omitted) == {"nccl-tests' tables: --from nccl-tests reads them": 1}
+    assert not found.lost
+    assert "tables of nccl-tests, too, which are left out" in " ".join(found.warnings)
+    rest = read(text, kind="nccl-tests", ranks=8)
+    assert [(r.case.backend, r.case.size) for r in rest.records] == [("nccl", 4096)] * 2
+    assert not rest.lost and not rest.omitted
+
+
+def test_rows_under_columns_that_are_not_osus_say_of_which_test() -> None:
+    text = osu("Allreduce", ["1024     3.25"]) + "# Size      Bandwidth (MB/s)\n1024    99.5\n"
+    found = read(text, ranks=4)
+    assert dict(found.omitted) == {"OSU Allreduce: columns that are not read": 1}
+
+
 def test_blocks_too_uneven_to_be_the_same_case_are_left_out() -> None:
     text = imb(
         "Reduce_scatter",
@@ -1132,6 +1200,32 @@ def test_a_packed_log_is_no_larger_than_it_may_be(
     monkeypatch.setattr(f"collbench.features.interop.importers.text.{limit}", 9)
     with pytest.raises(UsageError, match=words):
         decode_log(gzip.compress(b"\n" * 10), "x")
+
+
+def test_a_packed_log_above_four_mebibytes_is_unpacked() -> None:
+    """As one that is full of NCCL's own lines, which take no room."""
+    noise = random.Random(1)
+    lines = (f"node1:12:34 [0] NCCL INFO {noise.randbytes(60).hex()}\n" for _ in range(90_000))
+    plain = log([row(4096, 9.0)])
+    packed = gzip.compress(("".join(lines) + plain).encode(), 1)
+    assert len(packed) > 4 << 20
+    assert seen(read(decode_log(bound_log(io.BytesIO(packed)), "x.gz"))) == seen(read(plain))
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("MOST_PACKED", "x.gz is larger than 0 MiB though packed"),
+        ("MOST_PARTS", "more than 9 parts"),
+    ],
+)
+def test_the_limit_that_a_packed_log_is_beyond_is_named(
+    limit: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importers.text, limit, 9)
+    with pytest.raises(UsageError, match=words) as refused:
+        decode_log(gzip.compress(b"a line\n") * 10, "x.gz")
+    assert "zcat" in refused.value.hint
 
 
 def test_torn_gzip_is_told_in_words() -> None:

@@ -8,6 +8,7 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
+from collbench.features.traces.analysis import operations
 from collbench.features.traces.analysis.operations import join_calls
 
 PAIRS = {"tp": (0, 1)}, {"tp": (0, 1)}, {"tp": (2, 3)}, {"tp": (2, 3)}
@@ -125,3 +126,31 @@ def test_what_ranks_may_differ_in_is_no_disagreement(programs: Any) -> None:
 def test_of_each_group_the_first_disagreement_is_told() -> None:
     usual, other = calls_of("all_reduce", "all_reduce"), calls_of("all_gather", "all_gather")
     assert [each.number for each in join_calls(trace(usual, usual, other)).disagreements] == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "exchanges"), [("all_reduce", False), ("barrier", False), ("all_to_allv", True)]
+)
+def test_ranks_are_compared_in_pairs_in_exchanges_alone(
+    kind: str, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes minutes where 1,024 ranks call some thousand operations."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        operations, "_member_elements", lambda call, *_: asked.append(call.kind) or ()
+    )
+    splits = {"sends": (1, 1), "receives": (1, 1)} if exchanges else {}
+    found = join_calls(trace(*[calls_of(kind, **splits)] * 2))
+    assert not found.disagreements
+    assert bool(asked) is exchanges
+
+
+def test_blocks_of_even_exchanges_are_compared_where_ranks_differ() -> None:
+    even, odd = calls_of("all_to_all", nbytes=64), calls_of("all_to_all", nbytes=128)
+    assert join_calls(trace(even, even)).disagreements == []
+    (found,) = join_calls(trace(even, odd)).disagreements
+    assert [block.sends for block in operations.unequal_blocks(found)] == [8, 16]
+
+
+def test_a_message_to_a_rank_that_called_nothing_lacks_its_other_half() -> None:
+    assert join_calls(trace([call("send", peer=1)], [])).alone == 1

@@ -234,6 +234,39 @@ def test_a_rank_is_known_by_its_place_in_groups(tmp_path: Path) -> None:
     assert (rank.rank, rank.world, rank.groups) == (1, 2, {"": (0, 1)})
 
 
+@pytest.mark.parametrize(
+    ("ranks", "stride", "members"),
+    [
+        ("[8, 9, ...", 1, (8, 9, 10, 11)),
+        ([8, 9], 1, (8, 9, 10, 11)),
+        ([8, 10, 12, 14], 0, (8, 10, 12, 14)),
+        ("[8, 9, ...", 0, None),
+    ],
+    ids=["cut", "too few", "whole", "cut, not told by calls"],
+)
+def test_a_group_whose_list_of_ranks_is_cut_has_the_members_that_calls_tell(
+    tmp_path: Path, ranks: Any, stride: int, members: tuple[int, ...] | None
+) -> None:
+    whole = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 16}
+    group = {"pg_name": "1", "pg_desc": "tp", "ranks": ranks, "group_size": 4}
+    called = traced.comms(
+        1,
+        "allreduce",
+        8,
+        place=0,
+        pg_name="1",
+        pg_desc="tp",
+        pg_size=4,
+        global_rank_start=8,
+        global_rank_stride=stride,
+    )
+    made = traced.numbered([traced.listed([whole, group]), called])
+    rank = one(tmp_path, "et_rank8.json", json.dumps(made))
+    assert rank.groups.get("1") == members
+    assert [call.group for call in rank.calls] == ["1"] * (members is not None)
+    assert [lost.calls for lost in rank.lost] == [1] * (members is None)
+
+
 def test_waits_are_for_the_calls_of_their_number(tmp_path: Path) -> None:
     rank = one(tmp_path, "et.json", traced.EXECUTION)
     assert [(at, c.after) for at, c in enumerate(rank.calls) if c.kind == "wait"] == [
@@ -603,6 +636,27 @@ def test_groups_of_aicb_have_the_order_of_megatron(tmp_path: Path) -> None:
 
 def test_shapes_of_aicb_are_flops(tmp_path: Path) -> None:
     assert one(tmp_path, "w.csv", traced.AICB).calls[2].flops == 2 * 4096 * 5120 * 3840
+
+
+AICB_TIMED = """comm_type,comm_group,comm_group_size,msg_size,stage,_elapsed_time,algbw,busbw
+CommType.computation,None,None,((8,)),f,{computation}
+CommType.all_reduce,CommGroup.tp_group,2,64,f,{communication}
+"""
+
+
+def test_a_workload_of_aicb_has_nanoseconds(tmp_path: Path) -> None:
+    workload = AICB_TIMED.format(computation="250000,None,None", communication="None,None,None")
+    found = one(tmp_path, "w.csv", workload).calls
+    assert [(call.kind, call.took_ns) for call in found] == [
+        ("compute", 250_000),
+        ("all_reduce", -1),
+    ]
+
+
+def test_the_log_of_a_run_of_aicb_has_milliseconds(tmp_path: Path) -> None:
+    run = AICB_TIMED.format(computation="0.25,0,0", communication="0.15667200088500977,0.0,0.0")
+    found = one(tmp_path, "w_log.csv", run).calls
+    assert [(call.begins_ns, call.ends_ns) for call in found] == [(0, 250_000), (250_000, 406_672)]
 
 
 def test_members_that_aicb_does_not_tell_are_lost(tmp_path: Path) -> None:

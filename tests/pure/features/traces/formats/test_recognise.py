@@ -296,6 +296,30 @@ def test_ranks_are_not_guessed_from_any_digits(names: list[str], ranks: list[int
     assert calls.number_files(names) == ranks
 
 
+@pytest.mark.parametrize(
+    ("form", "names", "ranks"),
+    [
+        ("flight", ["job-worker-0_0", "job-worker-0_1", "job-worker-1_2"], [0, 1, 2]),
+        ("flight", ["node0_2", "node1_0", "node2_1"], [2, 0, 1]),
+        ("flight", ["node0_0.json.gz", "node1_8.json.gz"], [0, 8]),
+        ("flight", ["rank4_on_node_7", "dump_rank5"], [4, 5]),
+        ("flight", ["worker-3.dump", "worker-4.dump"], [3, 4]),
+        ("flight", ["dump0_20261130", "dump1_20261130"], [0, 1]),
+        ("chakra", ["worker-0.1.et", "worker-0.0.et"], [1, 0]),
+        ("kineto", ["worker-0_1.json", "worker-1_2.json"], [0, 1]),
+    ],
+)
+def test_files_whose_tool_writes_the_rank_last_are_of_that_rank(
+    form: str, names: list[str], ranks: list[int]
+) -> None:
+    assert calls.number_files(names, form) == ranks
+
+
+def test_dumps_of_a_pods_ranks_are_of_one_job(tmp_path: Path) -> None:
+    files = [put(tmp_path / f"job-worker-0_{rank}", traced.flight_pickle()) for rank in (1, 0)]
+    assert [rank.rank for rank in reading.read_trace(files).ranks] == [0, 1]
+
+
 def test_two_files_of_no_rank_say_how_to_name_them(tmp_path: Path) -> None:
     bare = {name: value for name, value in traced.KINETO.items() if name != "distributedInfo"}
     files = [put(tmp_path / f"gpu04_1234{k}.json", bare) for k in (5, 6)]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.analysis.operations import Group
-from collbench.features.traces.types import Call, Trace
+from collbench.features.traces.types import OVERFLOWED, Call, Lost, Trace
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views import trace as view
 from collbench.show import html, terminal
@@ -386,3 +386,71 @@ def test_programs_read_what_people_do() -> None:
     assert told["hang"]["ranks"] == [1]
     assert told["hang"]["groups"][0]["waiting"] == [0, 2]
     assert told["schema"] == 1
+
+
+LAST = calls_of(("all_reduce", DONE), ("broadcast", DONE))
+SENDS = [call("send", 8, peer=1, number=at, **DONE) for at in (1, 2)]
+RECEIVES = [call("recv", 8, peer=0, number=at, **DONE) for at in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("programs", "clause"),
+    [
+        ((LAST, LAST[:1]), "rank 1 lacks operations on world that others called"),
+        ((LAST, []), "rank 1 lacks operations on world that others called"),
+        ((LAST, LAST[:1], LAST[:1]), "ranks 1,2 lack operations on world that others called"),
+        (([*LAST, *SENDS], [*LAST, *RECEIVES[:1]]), "1 message lacks its other half"),
+        ((SENDS, []), "2 messages lack their other half"),
+    ],
+)
+def test_ranks_that_lack_calls_of_others_are_named_and_no_job_without_them_is_fine(
+    programs: Sequence[Sequence[Call]], clause: str
+) -> None:
+    """As where a root is through with a broadcast that another rank never called."""
+    judged = judge_trace(made(*programs))
+    assert judged.hang is None and judged.is_undecided
+    assert view.make_headline(judged) == (
+        f"{clause}: nothing in the trace hangs or disagrees, but it does not tell whether these"
+        " calls were made",
+        "notice",
+    )
+
+
+def test_a_profile_that_was_taken_for_less_long_is_told_and_leaves_no_hang_open() -> None:
+    profiled = [call(span=(at, at + 9)) for at in range(0, 100, 10)]
+    judged = judge_trace(trace(profiled, profiled[:4]))
+    head = view.make_headline(judged)
+    assert head.text.startswith("rank 1 lacks operations on world") and head.weight == "notice"
+    assert not judged.is_undecided
+
+
+def test_a_rank_that_is_late_and_lacks_calls_is_told_both() -> None:
+    programs = [*TIMED[:2], TIMED[2][:-1]]
+    assert view.make_headline(judge_trace(trace(*programs))).text == (
+        "rank 2 comes last to 29 of 29 operations of world (0-2), and costs 2.03 µs of waiting;"
+        " rank 2 lacks operations on world that others called"
+    )
+
+
+def test_calls_that_a_full_buffer_overwrote_lack_nowhere() -> None:
+    early, late = [*SENDS, *LAST], [*RECEIVES[1:], *LAST]
+    found = made(early, late)
+    overwritten = replace(found.ranks[1], lost=(Lost(OVERFLOWED, calls=9),))
+    judged = judge_trace(replace(found, ranks=(found.ranks[0], overwritten)))
+    assert view.make_headline(judged).weight == "good"
+
+
+def test_a_send_to_a_receive_from_anybody_lacks_nothing() -> None:
+    judged = judge_trace(made([*LAST, *SENDS], [*LAST, *(replace(r, peer=-1) for r in RECEIVES)]))
+    assert view.make_headline(judged).weight == "good"
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_collectives_of_a_messages_number_are_not_shown_as_those_around_it(number: int) -> None:
+    done = [replace(each, issued_ns=NOON) for each in LAST]
+    waits = call("recv", peer=1, number=number, **IN)
+    found = made([*done, waits], done)
+    told = judge_trace(found)
+    assert told.hang and told.hang.fronts[0].is_message
+    assert "calls" not in tables(found)
+    assert hung.draw_hang(told) is None

@@ -3,6 +3,8 @@ say more than the interval does."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +17,7 @@ from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Recorded, Step
 from collbench.features.training.views import steps, timeline, workload
 from collbench.records.types import Operation, Record
+from collbench.show import programs
 from collbench.show.document import tone_text
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
@@ -149,6 +152,30 @@ def test_computation_that_takes_cores_from_communication_is_told(
 @pytest.mark.parametrize(("stop", "told"), [("cut", True), ("budget", False)])
 def test_a_step_that_was_cut_short_is_told_so(stop: str, told: bool) -> None:
     assert ("cut short: of 8 rounds that were finished" in ran(stop=stop)) is told
+
+
+def test_csv_of_steps_of_which_one_was_not_watched_has_the_columns_of_all() -> None:
+    """As of two backends, of which one lost a rank before operations were watched."""
+    ops = (Op(kind="compute", flops=1e9), Op(kind="all_reduce", nbytes=8, dtype="float", op="sum"))
+    subjects = tuple(Step(name, 2, (Program((0, 1), ops),)) for name in ("cut", "watched"))
+    suite = Suite(name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), subjects=subjects)
+    watched = [Operation(begins_ns=[0, 0], ends_ns=[MS, MS]) for _ in ops]
+    records = [
+        Record(
+            case=each,
+            status="ok",
+            world=0,
+            times_ns=[12 * MS] * 8,
+            stop="cut" if each.subject.startswith("cut") else "fixed",
+            operations=[] if each.subject.startswith("cut") else [watched],
+        )
+        for each in suite.resolve().expand()[0]
+    ]
+    document = steps.make_document(make_file(records, [world(n=2)], suite=suite))
+    first, second = csv.DictReader(io.StringIO(programs.as_csv(document)))
+    assert first.keys() == second.keys() and "without" in first
+    assert first["exposed_ns"].startswith("estimate: 0")
+    assert first["operations"] == "" and "kind: all_reduce" in second["operations"]
 
 
 @pytest.mark.parametrize("fake", [True, False])
