@@ -195,6 +195,9 @@ class OpenMpi:
             return ()
         return [_make_variables(function, word) for word in _list_words(collective, n)]
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        return bool(_VARIABLE.fullmatch(name))
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         tuning, rest = split_tuning(collective, setting.env)
         function = FUNCTIONS.get(collective)
