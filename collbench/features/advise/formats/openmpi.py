@@ -9,8 +9,8 @@ What its reader does, which decides how files are written (Open MPI 5.0):
   size of one element, times ranks, and of all_to_allv 0: these have no rules by size.
 - Of scatter it compares what only the root has to give, and of gather what the root does not give
   in place: ranks would run different algorithms, and hang. These have no rules by size either.
-- Of all_gather and all_gatherv it compares the sender's type, and count, in place, too, where MPI
-  ignores them: files tell what calls must give. all_to_all in place knows one algorithm.
+- Of all_gather it compares the sender's type and count in place, too, where MPI ignores them: files
+  tell what calls must give. all_to_all in place knows one algorithm.
 - It skips what is no number, and knows octal and hexadecimal numbers. A file that it cannot read it
   ignores without a word. An algorithm that it does not have makes the call fail, and so does one
   for two ranks among more.
@@ -62,13 +62,9 @@ SIZELESS = {  # why there are no rules by size
     "gather": _ONE_SIDED,
     "scatter": _ONE_SIDED,
 }
-IN_PLACE = {  # what a call in place must give though MPI ignores it
-    "all_gather": "MPI_Allgather in place must give sendcount and sendtype",
-    "all_gatherv": "MPI_Allgatherv in place must give sendtype",
-}
-_BY_THESE = (
-    "{} as for receiving, on all ranks: Open MPI chooses by them, though MPI ignores them there,"
-    " and ranks that differ may hang."
+_IN_PLACE = (
+    "MPI_Allgather in place must give sendcount and sendtype as for receiving, on all ranks: Open"
+    " MPI chooses by them, though MPI ignores them there, and ranks that differ may hang."
 )
 _ONE_HOST = (
     "Measured on one host: on several Open MPI 5 has coll_han, not coll_tuned, run most"
@@ -218,19 +214,19 @@ def _refuse_calls(rows: Sequence[Advice]) -> str:
 
 def _list_warnings(rows: Sequence[Advice]) -> list[str]:
     """What a job has to know of these rows."""
-    names = dict.fromkeys(row.series.collective for row in rows)
-    warnings = [_BY_THESE.format(IN_PLACE[name]) for name in names if name in IN_PLACE]
-    for collective, function in FUNCTIONS.items():
-        called = [
-            row.series.collective
-            for row in rows
-            if FUNCTIONS[row.series.collective].word in function.list_own_calls(row.series.n)
+    has_gather = any(row.series.collective == "all_gather" for row in rows)
+    warnings = [_IN_PLACE] * has_gather
+    for name in dict.fromkeys(row.series.collective for row in rows):
+        ranks = {row.series.n for row in rows if row.series.collective == name}
+        callers = [
+            f"MPI_{function.word.capitalize()}"
+            for function in FUNCTIONS.values()
+            if any(FUNCTIONS[name].word in function.list_own_calls(n) for n in ranks)
         ]
-        if called:
-            own = " and ".join(dict.fromkeys(called))
+        if callers:
             warnings.append(
-                f"{collective} without a row calls {own} at some sizes: rows of {own} change it,"
-                " too."
+                f"Rows of {name} also change what calls it where the library chooses:"
+                f" {', '.join(callers)}."
             )
     is_local = all(row.series.nodes == 1 for row in rows)
     return [*warnings, *[_ONE_HOST] * is_local]

@@ -130,34 +130,11 @@ def test_a_variable_that_was_exported_is_a_setting_too() -> None:
     assert {each.why for each in advised.unadvised} == {"the library's own choice was not measured"}
 
 
-def test_a_run_that_was_started_with_a_setting_is_a_rival_of_one_without() -> None:
-    first = swept({(): 1.0})
-    facts = {**ENVIRONMENT, "variables": {ALGORITHM: "ring"}}
-    second = swept({(): 0.8}, name="second", environment=facts)
-    for files in ([first, second], [second, first]):
-        found = gather_evidence(files, Terms())
-        assert (found.notes, {*found.runs}) == ((), {"run", "second"})
-        assert {*rivals(found)} == {DEFAULT, setting("ring")}
-        (row,) = judge_evidence(found).rows
-        assert (row.name, row.gains[0].is_paired, row.gains[0].launches) == ("ring", False, 10)
-
-
-def test_a_setting_of_another_collective_makes_runs_unlike() -> None:
-    """What no library knows of what was measured might be anything."""
-    facts = {**ENVIRONMENT, "variables": {ALGORITHM: "ring"}}
-    files = [
-        swept({(): 1.0}, collective="all_gather", name=name, **fields)
-        for name, fields in (("run", {}), ("second", {"environment": facts}))
-    ]
-    found = gather_evidence(files, Terms())
-    assert found.runs == ("run",)
-
-
 def test_what_is_exported_beside_an_algorithm_is_part_of_the_setting() -> None:
     """A file that leaves the segments out would be of a setting that was never measured."""
     facts = {**ENVIRONMENT, "variables": {SEGMENT: "8"}}
     found = gather_evidence([swept({(): 1.0, RING: 0.8}, environment=facts)], Terms())
-    segmented = Setting(backend="gloo", env=(*RING[0:1], (SEGMENT, "8")))
+    segmented = Setting(backend="gloo", env=(*RING, (SEGMENT, "8")))
     assert {*rivals(found)} == {DEFAULT, segmented}
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import case
 from steps import without_pause
 
 from collbench.core.errors import CannotRun
@@ -18,7 +19,6 @@ from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.trial import LifeTrial, LossTrial
 from collbench.run.rank.control import Control
 from collbench.run.rank.outcome import AboutCase, FailedCase, WrongData, record_of
-from collbench.suite.case import Case
 
 
 def judge_loss(reports: list[dict[str, Any]]) -> Any:
@@ -87,7 +87,7 @@ def test_ranks_that_do_not_come_back_are_among_the_findings() -> None:
     for outcome in (known, back):
         assert isinstance(outcome, FailedCase) and outcome.findings["doing"] == "calls"
         assert [rank.get("how", "") for rank in outcome.findings["ranks"]] == ["error", ""]
-        record = record_of(Case(collective="loss", backend="gloo", n=3, nbytes=4), outcome, ABOUT)
+        record = record_of(case(4, n=3), outcome, ABOUT)
         assert (record.status, record.findings) == ("failed", outcome.findings)
 
 
