@@ -16,11 +16,12 @@ SERIES = Series("all_reduce", 4, 1)
 FORM = Form("float", "sum", -1, False, "isolated", "", "", 1, "")
 SIZES = tuple(8 << (2 * step) for step in range(11))
 DEFAULT = Setting(backend="gloo")
-ALGORITHM, FANOUT = "TINY_ALLREDUCE", "TINY_BCAST"
+ALGORITHM, FANOUT, SEGMENT = "TINY_ALLREDUCE", "TINY_BCAST", "TINY_SEGMENT"
 
 
 class Tiny:
-    """TINY_ALLREDUCE=ring, tree or swing; 0 leaves the choice to it. TINY_BCAST is of broadcast."""
+    """TINY_ALLREDUCE=ring, tree or swing; 0 leaves the choice to it. TINY_BCAST is of broadcast;
+    TINY_SEGMENT cuts messages of whichever algorithm."""
 
     key = "tiny"
     title = "Tiny"
@@ -37,6 +38,9 @@ class Tiny:
         if collective != "all_reduce":
             return ()
         return tuple(((ALGORITHM, name),) for name in ("ring", "tree", "swing"))
+
+    def is_detail(self, collective: str, name: str) -> bool:
+        return name == SEGMENT
 
     def name_setting(self, collective: str, setting: Setting) -> str:
         words = [value if name == ALGORITHM else f"{name}={value}" for name, value in setting.env]

@@ -2,7 +2,8 @@
 
 A setting is told by the variables of a case, those of its side of an `ab`, those that the run was
 started with and the library knows, by its algorithm and its backend. Worlds whose variables leave
-a collective to the library are all launches of its own choice.
+a collective to the library are all launches of its own choice. Further variables that a run was
+started with are part of that choice, and so must be equal in all runs.
 """
 
 from __future__ import annotations
@@ -150,12 +151,13 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
     names: dict[tuple[str, Setting], str] = {}
     left_out: Counter[str] = Counter()
     libraries: dict[tuple[str, str], Library] = {}
+    known = [list_known(file) for file in pooled]
     for row in table:
         world, case = row.world, row.case
         assert world is not None  # of what is_evidence
         key = world.backend, world.library
         library = libraries.get(key) or libraries.setdefault(key, find_library(world))
-        setting = read_setting(row, library)
+        setting = read_setting(row, library, known[row.file])
         if terms.only_variables and msgspec.structs.replace(setting, env=()) != default:
             left_out[case.label] += 1
             continue
@@ -267,9 +269,10 @@ def explain_unlike(first: RunFile, other: RunFile) -> str:
 
 
 def _list_facts(file: RunFile) -> dict[str, Any]:
-    """The facts of a run's environment without variables that are a setting: of its side."""
+    """The facts of a run's environment without variables that are a setting: of its side, or those
+    that its libraries know."""
     variables = file.run.environment.get("variables") or {}
-    own = {name for name, _ in list_variant(file)}
+    own = {name for name, _ in list_variant(file)} | list_known(file)
     return {
         **file.run.environment,
         "variables": {name: value for name, value in variables.items() if name not in own},
@@ -318,27 +321,33 @@ def _find_default(table: Sequence[Row], name: str) -> str:
     return name or backends[0]
 
 
-def read_setting(row: Row, library: Library) -> Setting:
-    """The setting of a row, with the variables that bear on its collective."""
+def read_setting(row: Row, library: Library, known: Collection[str]) -> Setting:
+    """The setting of a row, with the variables that bear on its collective; those that its run was
+    started with count if they are ``known``, or a detail of a setting."""
     case, pairing = row.case, row.run.pairing
     variables = row.run.environment.get("variables") or {}
     given = dict(case.env)
     if pairing and (variant := _parse_variant(pairing.variant)):
         given |= dict(variant.env)
-    exported = variables.keys() - given.keys()
-    if exported and row.world:
-        known = _list_known(library, case.collective, case.n, row.world.library)
-        given |= {name: str(variables[name]) for name in sorted(exported & known)}
+    exported = {name: str(value) for name, value in variables.items() if name not in given}
+    given |= {name: value for name, value in exported.items() if name in known}
     env = library.reduce(case.collective, tuple(sorted(given.items())))
+    details = {
+        name: value for name, value in exported.items() if library.is_detail(case.collective, name)
+    }
+    if env and details:
+        env = library.reduce(case.collective, tuple(sorted((details | given).items())))
     return Setting(backend=case.backend, algorithm=case.algorithm, env=env)
 
 
 def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> list[str]:
     """A note on variables that the runs of these numbers were started with, and that their backends
-    read: what is measured as the library's own choice is its choice by these."""
+    read, though they are no settings: what is measured as the library's own choice is its choice
+    by these."""
     runs_by_variable: dict[str, list[str]] = {}
     for number in sorted(numbers):
-        run, own = files[number].run, {name for name, _ in list_variant(files[number])}
+        run = files[number].run
+        own = {name for name, _ in list_variant(files[number])} | list_known(files[number])
         backends = files[number].backends
         prefixes = tuple(
             word for name in backends for word in (f"{name.upper()}_", *backend_info(name).settings)
@@ -354,9 +363,22 @@ def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> lis
     ]
 
 
-def _list_known(library: Library, collective: str, n: int, version: str) -> set[str]:
-    """The variables by which a library's choice for a collective is set."""
-    return {name for env in library.list_settings(collective, n, version) for name, _ in env}
+def list_known(file: RunFile) -> set[str]:
+    """The variables by which the choices of a run's libraries for its collectives are set."""
+    cases = {
+        (record.case.backend, record.case.collective, record.case.n)
+        for record in file.records
+        if not record.case.subject
+    }
+    worlds = {(world.backend, world.library): world for world in file.worlds}
+    return {
+        name
+        for world in worlds.values()
+        for backend, collective, n in cases
+        if backend == world.backend
+        for env in find_library(world).list_settings(collective, n, world.library)
+        for name, _ in env
+    }
 
 
 def find_cell(row: Row) -> Cell:

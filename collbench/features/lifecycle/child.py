@@ -201,6 +201,7 @@ def live(given: Instructions, started: int = 0) -> None:
     try:
         from collbench.features.lifecycle.libraries import load_library
 
+        diary.write("importing")
         library: Any = load_library(given)  # of losses always torch's: MPI's are refused
         diary.write("imported")
         lives = LossOfRank if given.way else LifeOfRank

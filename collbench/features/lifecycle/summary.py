@@ -21,7 +21,7 @@ from collbench.records.origins import is_fake
 from collbench.records.rows import FEWEST_LAUNCHES, Row, make_rows
 from collbench.records.stats import median
 from collbench.records.types import Record, RunFile
-from collbench.suite.case import Setting
+from collbench.suite.case import Case, Setting
 
 
 class Spread(NamedTuple):
@@ -200,16 +200,24 @@ def _summarize_losses(
     return [summary._replace(known=None, back=None) for summary in summaries]
 
 
+def _list_findings(known: Sequence[Record], back: Sequence[Record]) -> list[LossFindings]:
+    """What is known of each kill, however it ended: both of its records have the same, and one
+    that failed has none in files of earlier versions."""
+    by_kill: dict[Case, LossFindings] = {}
+    for record in (*known, *back):
+        if record.findings:
+            kill = msgspec.structs.replace(record.case, collective=rows.KNOWN)
+            by_kill.setdefault(kill, msgspec.convert(record.findings, LossFindings))
+    return list(by_kill.values())
+
+
 def _summarize_loss(key: tuple[str, int, Setting, Loss], records: Sequence[Record]) -> LossSummary:
     known = [record for record in records if record.case.collective == rows.KNOWN]
     back = [record for record in records if record.case.collective == rows.RECOVERED]
     timed = [[float(r.times_ns[0]) for r in some if r.status == "ok"] for some in (known, back)]
     how: dict[str, int] = {}
     doing: dict[str, int] = {}
-    for record in back + [record for record in known if record.status != "ok"]:
-        if not record.findings:
-            continue
-        found = msgspec.convert(record.findings, LossFindings)
+    for found in _list_findings(known, back):
         doing[found.doing] = doing.get(found.doing, 0) + 1
         for rank in found.ranks:
             how[rank.how or "never"] = how.get(rank.how or "never", 0) + 1

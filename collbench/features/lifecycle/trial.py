@@ -247,12 +247,15 @@ def _list_growth(phases: Sequence[Any], kind: str) -> list[int]:
 
 def _measure_start(by_rank: list[Any]) -> MeasuredCase:
     """The start of processes, of which each has a moment of its own."""
-    starts = [_find(report["events"], "started")["ns"] - report["began"] for report in by_rank]
-    each = [_find(report["events"], "imported")["ns"] - report["began"] for report in by_rank]
+    starts, ready, each = (
+        [_find(report["events"], name)["ns"] - report["began"] for report in by_rank]
+        for name in ("started", "importing", "imported")
+    )
     slowest = each.index(max(each))
     parts = {
         "interpreter": starts[slowest],
-        "library": each[slowest] - starts[slowest],
+        "collbench": ready[slowest] - starts[slowest],
+        "library": each[slowest] - ready[slowest],
     }
     found = PhaseFindings(ranks_ns=each, parts_ns=parts)
     return MeasuredCase(
@@ -455,7 +458,7 @@ def _time_loss(
     """The time of the slowest rank, or the reason why some rank has none."""
     whole = [ns for ns in times if ns is not None]
     if reason or len(whole) < len(times):
-        return FailedCase(reason)
+        return FailedCase(reason, findings=findings)
     return MeasuredCase(
         Timing(times=[max(whole)], per_rank=[], stop="fixed"),
         verified=verified,

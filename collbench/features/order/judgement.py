@@ -95,8 +95,9 @@ class Dependence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the order depends on a ``dimension``, and what shows it. ``number``: how many calls
     or launches were alike, or ways and settings compared; ``rarer_than``: a change that was not
     seen in them happens in a smaller share, at 95 %; 0 where that is not bounded. ``reason``: why
-    it was not asked; ``missing``: the sizes at which it was not, though it is the same at others.
-    ``launch``: the one whose sizes or positions are told."""
+    it was not asked; ``missing``: the sizes at which it was not, though it is the same at others;
+    ``unknown``: those at which it was, and an order was not found. ``launch``: the one whose sizes
+    or positions are told."""
 
     dimension: Dimension
     value: Value
@@ -108,6 +109,7 @@ class Dependence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ways: tuple[str, ...] = ()
     reason: str = ""
     missing: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
     launch: int = 0
 
 
@@ -152,6 +154,16 @@ class Placed(NamedTuple):
     def is_found(self) -> bool:
         """Whether every piece has a tree."""
         return bool(self.ranks) and all(p.tree for group in self.ranks for p in group.pieces)
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether every piece has a tree, and random numbers were predicted by them."""
+        return self.is_found and self.order.proof.of > 0
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether every piece has a tree, and these predict all bits of random numbers."""
+        return self.is_found and self.order.proof.is_complete
 
 
 class Launch(NamedTuple):
@@ -204,7 +216,7 @@ class JudgedOrder(NamedTuple):
     @property
     def is_proved(self) -> bool:
         """Whether all bits of all random buffers were predicted."""
-        return self.is_found and all(placed.order.proof.is_complete for placed in self.placed)
+        return bool(self.placed) and all(placed.is_proved for placed in self.placed)
 
     @property
     def is_visible(self) -> bool:
@@ -529,7 +541,10 @@ def _judge_launches(subject: SumOrder, launches: Sequence[Launch]) -> Dependence
     every = {key for own in keys for key in own}
     uncommon = {key[0] for key in every if not all(key in own for own in keys)}
     missing = _list_missing(subject, launches, lambda item: item.order.nbytes not in uncommon)
-    return _make_frequency("launch", number, bool(spots), missing, spots=tuple(spots[:MAX_SPOTS]))
+    shown = tuple(spots[:MAX_SPOTS])
+    dependence = _make_frequency("launch", number, bool(spots), missing, spots=shown)
+    unknown = _list_unknown(pair for _, pairs in compared for pair in pairs)
+    return dependence if spots else replace(dependence, unknown=unknown)
 
 
 def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Placed, Placed]]:
@@ -542,13 +557,15 @@ def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Pl
 def find_spot(
     pairs: Iterable[tuple[Placed, Placed]], what: str, with_bits: bool = False
 ) -> Spot | None:
-    """The first of the pairs whose signatures, or whose bits of the same data, differ."""
+    """The first of the pairs whose orders, or whose bits of the same data, differ. Trees that
+    predict all bits of one and not of the other have other bits; where a tree is missing, or was
+    not tried, that is not known (is_unknown)."""
     for base, head in pairs:
         nbytes = base.order.nbytes
         if base.signature != head.signature:
-            if pair := find_difference(base.ranks, head.ranks):
+            if pair := find_difference(_list_trees(base.ranks), _list_trees(head.ranks)):
                 return _make_spot(what, nbytes, pair)
-            if base.order.proof.is_complete != head.order.proof.is_complete:
+            if base.is_tried and head.is_tried and base.is_proved != head.is_proved:
                 return Spot(what, nbytes)
         digests = (base.order.digest, head.order.digest)
         if with_bits and all(digests) and digests[0] != digests[1]:
@@ -556,9 +573,23 @@ def find_spot(
     return None
 
 
+def is_unknown(base: Placed, head: Placed) -> bool:
+    """Whether two orders in which find_spot sees no difference may be others all the same."""
+    return base.signature != head.signature and not (base.is_tried and head.is_tried)
+
+
+def _list_unknown(pairs: Iterable[tuple[Placed, Placed]]) -> tuple[int, ...]:
+    """The sizes of pairs that may be different orders, or not."""
+    return tuple(sorted({base.order.nbytes for base, head in pairs if is_unknown(base, head)}))
+
+
+def _list_trees(ranks: Iterable[RankPieces]) -> list[RankPieces]:
+    """The pieces that have a tree."""
+    return [replace(group, pieces=[p for p in group.pieces if p.tree]) for group in ranks]
+
+
 def _make_spot(what: str, nbytes: int, pair: Difference) -> Spot:
-    was, now = (piece.tree or "no order" for piece in (pair.base, pair.head))
-    return Spot(what, nbytes, pair.rank, pair.element, was, now)
+    return Spot(what, nbytes, pair.rank, pair.element, pair.base.tree, pair.head.tree)
 
 
 def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
@@ -596,6 +627,7 @@ def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
     """Whether buffers in place, or off alignment, are added otherwise."""
     spots: dict[str, Spot] = {}
     ways: dict[str, None] = {}
+    pairs: list[tuple[Placed, Placed]] = []
     for launch in launches:
         base = {item.order.nbytes: item for item in launch.base}
         for item in launch.placed:
@@ -604,7 +636,10 @@ def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
                 continue
             way = describe_way(item.order.in_place, item.order.shift) or "out of place"
             ways[way] = None
-            if not item.order.like and (spot := find_spot([(own, item)], way)):
+            if item.order.like:
+                continue
+            pairs.append((own, item))
+            if spot := find_spot(pairs[-1:], way):
                 spots.setdefault(way, spot)
     if not ways:
         is_requested = len(subject.places) * len(subject.shifts) > 1
@@ -616,6 +651,7 @@ def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
         ways=tuple(ways),
         spots=tuple(spots.values()),
         missing=() if spots else _list_unplaced(subject, launches),
+        unknown=() if spots else _list_unknown(pairs),
     )
 
 
@@ -664,6 +700,7 @@ def _judge_settings(
         number=len(others) + 1,
         spots=tuple(spots[:MAX_SPOTS]),
         missing=() if spots else _list_missing(subject, everyone),
+        unknown=() if spots else _list_unknown(pair for _, found in others for pair in found),
     )
 
 

@@ -13,6 +13,7 @@ from collbench.features.order.judgement import (
     Placed,
     Spot,
     find_spot,
+    is_unknown,
     pair_placed,
 )
 from collbench.features.order.wording import (
@@ -24,22 +25,24 @@ from collbench.features.order.wording import (
 
 
 class Likeness(NamedTuple):
-    """An order held against the one of another run. ``compared`` counts sizes and ways that both
-    have; ``spot`` is the first that differs, with the order there recorded first; ``missing`` are
-    sizes asked for that are not compared."""
+    """An order held against the one of another run. ``compared`` counts sizes and ways of which
+    both are known; ``spot`` is the first that differs, with the order there recorded first;
+    ``missing`` are sizes asked for that are not compared, ``unproved`` those at which an order is
+    not known: one that was recorded without proof, or one that was not found."""
 
     order: JudgedOrder
     other: JudgedOrder | None
     compared: int
     spot: Spot | None
     missing: tuple[int, ...] = ()
+    unproved: tuple[int, ...] = ()
 
     @property
     def is_alike(self) -> bool | None:
         """Whether all is alike; None where what was compared is, and that is not all."""
         if self.spot:
             return False
-        return None if self.missing or not self.compared else True
+        return None if self.missing or self.unproved or not self.compared else True
 
 
 def compare_orders(judgement: Judgement, recorded: Judgement) -> list[Likeness]:
@@ -56,15 +59,21 @@ def _compare_order(order: JudgedOrder, recorded: Sequence[JudgedOrder]) -> Liken
     compared = 0
     spots: list[Spot] = []
     missing: set[int] = set()
+    unproved: set[int] = set()
     for launch in order.launches:
         pairs = pair_placed(recorded_items, _list_found(launch))
-        compared += len(pairs)
         missing |= {*order.subject.sizes} - {item.order.nbytes for _, item in pairs}
-        for pair in pairs:
-            where = ", ".join(filter(None, [name_launch(order, launch), pair[1].way]))
-            if spot := find_spot([pair], where):
+        for base, head in pairs:
+            where = ", ".join(filter(None, [name_launch(order, launch), head.way]))
+            spot = find_spot([(base, head)], where)
+            if spot and (base.is_proved or spot.element >= 0):
                 spots.append(spot)
-    return Likeness(order, other, compared, next(iter(spots), None), tuple(sorted(missing)))
+            elif not base.is_proved or is_unknown(base, head):
+                unproved.add(head.order.nbytes)
+                continue
+            compared += 1
+    first = next(iter(spots), None)
+    return Likeness(order, other, compared, first, *(tuple(sorted(s)) for s in (missing, unproved)))
 
 
 def _list_found(launch: Launch) -> list[Placed]:
@@ -93,15 +102,20 @@ def describe_likeness(likeness: Likeness, run: str) -> str:
     subject = describe_subject(likeness.order)
     if likeness.other is None:
         return plain_line(f"{subject}: {run} has no such order")
-    if likeness.compared == 0:
-        return plain_line(f"{subject}: {run} has none of these sizes")
     who = likeness.other.case
     other = "" if who.label == likeness.order.case.label else f" ({who.label})"
+    unproved = f"{list_sizes(likeness.unproved)}, where an order is not proved"
+    if likeness.compared == 0 and likeness.unproved:
+        return plain_line(f"{subject}: not known whether as in {run}{other}, at {unproved}")
+    if likeness.compared == 0:
+        return plain_line(f"{subject}: {run} has none of these sizes")
     if likeness.spot is None:
         count = format_count(likeness.compared, "comparison")
         text = f"{subject}: as in {run}{other}, in {count} by size and place of buffers"
         if likeness.missing:
             text += f"; not compared at {list_sizes(likeness.missing)}"
+        if likeness.unproved:
+            text += f"; not known at {unproved}"
         return plain_line(text)
     text = describe_spot(likeness.spot).removeprefix(": ")
     return plain_line(f"{subject}: another order than in {run}{other}: {text}")

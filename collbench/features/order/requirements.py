@@ -150,7 +150,7 @@ def _judge_same(requirement: Requirement, order: JudgedOrder) -> tuple[bool | No
     detail = describe_dependence(order, dependence)
     if dependence.value == "not asked":
         return None, f"{dimension}: not asked" + (f" ({detail})" if detail else "")
-    if dependence.missing:
+    if dependence.missing or dependence.unknown:
         return None, f"{dimension}: {describe_missing(dependence)}"
     return dependence.value == "same", f"{dimension}: {detail}"
 

@@ -529,6 +529,7 @@ def _likeness_values(likeness: Likeness, run: str) -> dict[str, Any]:
         "order": describe_subject(likeness.order),
         "alike": likeness.is_alike,
         "compared": likeness.compared,
+        "unproved": list(likeness.unproved),
         "first": likeness.spot and msgspec.to_builtins(likeness.spot),
     }
 

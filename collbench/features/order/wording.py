@@ -126,11 +126,12 @@ def describe_dependence(order: JudgedOrder, dependence: Dependence) -> str:
 
 
 def describe_missing(dependence: Dependence) -> str:
-    """The sizes at which a dimension was not asked that is the same at others; "" for none."""
-    if not dependence.missing:
-        return ""
+    """The sizes at which a dimension was not asked that is the same at others, or at which an order
+    is not known; "" for none."""
     is_tree = dependence.dimension in ("size", "position", "rank")
-    return f"not {'known' if is_tree else 'asked'} at {list_sizes(dependence.missing)}"
+    missing = {"known" if is_tree else "asked": dependence.missing}
+    sizes = {**missing, **({"known": dependence.unknown} if dependence.unknown else {})}
+    return "; ".join(f"not {word} at {list_sizes(of)}" for word, of in sizes.items() if of)
 
 
 def list_sizes(sizes: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ class Pattern(NamedTuple):
     row: str
     window: int
     is_paired: bool
-    is_latency: bool  # its time is a message's latency
+    is_latency: bool  # its time is a message's latency, without an acknowledgement
     messages: Callable[[int], int]
     flows: Callable[[int, int], int]
 
@@ -83,7 +83,7 @@ PATTERNS: dict[str, Pattern] = {
             "one-way",
             "A message to the other rank of a pair, until its sender has an acknowledgement.",
             "p2p_one_way",
-            *(0, True, True, _count_one, _one_a_pair),
+            *(0, True, False, _count_one, _one_a_pair),
         ),
         Pattern(
             "both-ways",
@@ -105,7 +105,7 @@ PATTERNS: dict[str, Pattern] = {
         ),
         Pattern(
             "incast",
-            "All ranks send to rank 0 at once, until it has everything; each is acknowledged.",
+            "All ranks send to rank 0 at once, until it has acknowledged each.",
             "p2p_incast",
             *(0, False, False, _count_one, _one_a_rank),
         ),

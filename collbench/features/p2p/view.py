@@ -57,11 +57,11 @@ COLUMNS = (
 )
 MEANINGS = {
     "ping-pong": "half of a round trip",
-    "one-way": "from the sender's call until it has the receiver's acknowledgement",
+    "one-way": "a message and its acknowledgement, a round trip",
     "both-ways": "a message, while one comes the other way",
     "window": "a message, of a window that is acknowledged once",
     "rate": "as window",
-    "incast": "until rank 0 has a message of every other rank",
+    "incast": "until rank 0 has a message of every other rank and has acknowledged each",
     "outcast": "until rank 0 has every other rank's acknowledgement",
 }
 MEASURES = {"time": "time of a message", "bandwidth": "bandwidth of a pair, one way"}

@@ -342,7 +342,9 @@ def _fit_constants(wires: _Wires, run: int, probe: Case, is_wanted: bool) -> Con
 
 def _fit_gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
     """Gamma: by how much a byte of reduce_scatter takes longer than one of all_gather by the same
-    algorithm; by how much at least; and why that is not known."""
+    algorithm; by how much at least; and why that is not known. A fitted beta is by the bytes that
+    links carry, so the difference counts for as many as these are for each one that is reduced:
+    two where Gloo runs an all_reduce."""
     why_missing = (
         "gamma is unknown and counts as 0: it takes reduce_scatter and all_gather of one algorithm"
         f" on {probe.backend}"
@@ -364,7 +366,9 @@ def _fit_gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
                 0.0,
                 "gamma counts as 0: reduce_scatter takes no surely longer than all_gather",
             )
-        return more.value - less.value, more.lo - less.hi, ""
+        _, carried, reduced = reduces.counts
+        share = carried / reduced
+        return share * (more.value - less.value), share * (more.lo - less.hi), ""
     return 0.0, 0.0, why_missing
 
 

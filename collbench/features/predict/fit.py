@@ -102,6 +102,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """A series fitted on its own. Its beta holds what reducing costs, too, as no single series can
     tell them apart.
 
+    ``counts`` are A, B and G, by which its constants divide what was measured.
     ``points`` are (size, measured ns, predicted ns). ``worst`` is the largest share by which they
     differ, ``runs`` how often in a row they differ in the same direction, and what chance would
     make of that. Flag ``model_misfit``: three sizes in a row are off by more than 15 %.
@@ -109,6 +110,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     case: Case
     model: str
+    counts: tuple[float, float, float] = (0, 0, 0)
     refused: str = ""
     segments: list[Segment] = []
     points: list[tuple[int, float, float]] = []
@@ -317,6 +319,7 @@ def fit_series(series: SizeSeries) -> Fit:
     return Fit(
         case=series.case,
         model=series.model,
+        counts=series.counts,
         refused=refused,
         segments=segments,
         resampled=word,

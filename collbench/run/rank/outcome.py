@@ -48,6 +48,7 @@ class FailedCase(NamedTuple):
     reason: str
     discarded: dict[str, int] = {}  # samples that were replaced, by cause
     gpus: Sequence[GpuState] = ()  # of each rank at its worst
+    findings: dict[str, Any] = {}  # what was found all the same
 
 
 class WrongData(NamedTuple):
@@ -146,6 +147,7 @@ def record_of(case: Case, outcome: CaseOutcome, about: AboutCase) -> Record:
                 note=outcome.reason,
                 invalid=outcome.discarded,
                 gpus=list(outcome.gpus),
+                findings=outcome.findings,
             )
         case WrongData():
             record = Record(

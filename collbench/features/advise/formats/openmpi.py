@@ -9,10 +9,14 @@ What its reader does, which decides how files are written (Open MPI 5.0):
   size of one element, times ranks, and of all_to_allv 0: these have no rules by size.
 - Of scatter it compares what only the root has to give, and of gather what the root does not give
   in place: ranks would run different algorithms, and hang. These have no rules by size either.
+- Of all_gather it compares the sender's type and count in place, too, where MPI ignores them: files
+  tell what calls must give. all_to_all in place knows one algorithm.
 - It skips what is no number, and knows octal and hexadecimal numbers. A file that it cannot read it
   ignores without a word. An algorithm that it does not have makes the call fail, and so does one
   for two ranks among more.
 - Rules of functions that coll_tuned does not have take those from the communicator altogether.
+- Algorithms that the library chooses may call functions that have rules: files tell which.
+- Between hosts coll_han, of higher priority since 5.0, takes most functions from coll_tuned.
 """
 
 from __future__ import annotations
@@ -58,6 +62,14 @@ SIZELESS = {  # why there are no rules by size
     "gather": _ONE_SIDED,
     "scatter": _ONE_SIDED,
 }
+_IN_PLACE = (
+    "MPI_Allgather in place must give sendcount and sendtype as for receiving, on all ranks: Open"
+    " MPI chooses by them, though MPI ignores them there, and ranks that differ may hang."
+)
+_ONE_HOST = (
+    "Measured on one host: on several Open MPI 5 has coll_han, not coll_tuned, run most"
+    " collectives, and rows do not hold (coll_han_priority)."
+)
 MAX_NUMBER = (1 << 31) - 1  # of ranks, algorithms, segments
 MAX_SIZE = (1 << 63) - 1
 MAX_FUNCTIONS = 22
@@ -86,7 +98,7 @@ class OpenMpiRules(Format):
         self.refuse_unsayable(advised)
         name = format_path(path)
         commands = [f"export {DYNAMIC}=1", f"export {RULES}={name}"]
-        lines = write_head(advised, self.title, commands)
+        lines = write_head(advised, self.title, commands, _list_warnings(advised.rows))
         lines.append("# Rules count ranks, not hosts. Algorithm 0: as the library chooses.")
         series = [list(rows) for _, rows in groupby(sort_rows(advised), lambda row: row.series)]
         blocks = [list(rows) for _, rows in groupby(series, lambda rows: rows[0].series.collective)]
@@ -198,6 +210,26 @@ def _refuse_calls(rows: Sequence[Advice]) -> str:
                     " has rows of its own"
                 )
     return ""
+
+
+def _list_warnings(rows: Sequence[Advice]) -> list[str]:
+    """What a job has to know of these rows."""
+    has_gather = any(row.series.collective == "all_gather" for row in rows)
+    warnings = [_IN_PLACE] * has_gather
+    for name in dict.fromkeys(row.series.collective for row in rows):
+        ranks = {row.series.n for row in rows if row.series.collective == name}
+        callers = [
+            f"MPI_{function.word.capitalize()}"
+            for function in FUNCTIONS.values()
+            if any(FUNCTIONS[name].word in function.list_own_calls(n) for n in ranks)
+        ]
+        if callers:
+            warnings.append(
+                f"Rows of {name} also change what calls it where the library chooses:"
+                f" {', '.join(callers)}."
+            )
+    is_local = all(row.series.nodes == 1 for row in rows)
+    return [*warnings, *[_ONE_HOST] * is_local]
 
 
 def _write_collective(series: Sequence[Sequence[Advice]], day: str) -> list[str]:

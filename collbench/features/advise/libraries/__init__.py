@@ -34,6 +34,10 @@ class Library(Protocol):
         """The settings worth trying for a collective of ``n`` ranks, without the default; each with
         all variables that it takes to have effect. Empty where the library has none."""
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        """Whether a variable says how an algorithm runs that another one chooses: its segments, a
+        chain's fan-out. Exported, it is a part of such settings, and else of the default."""
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         """The setting in the library's words: "recursive_doubling", "Tree/LL128 x16". A setting
         that it does not know by its variables: "UCX_TLS=tcp"."""

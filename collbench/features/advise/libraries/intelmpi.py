@@ -63,6 +63,10 @@ class IntelMpi:
             return ()
         return [((PREFIX + function.word, str(preset)),) for preset in function.worth]
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        function, match = FUNCTIONS.get(collective), _OWN.fullmatch(name)
+        return bool(function and match and match[1] == function.word)
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         preset, rest = split_preset(collective, setting.env)
         return name_with("" if preset is None else name_preset(preset), setting, rest)

@@ -92,6 +92,11 @@ class Mpich:
         shared = [((_name_shared(function), GENERIC),)] if function.shares else []
         return [*shared, *(_make_variables(function, name) for name in names)]
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        function, match = FUNCTIONS.get(collective), _OWN.fullmatch(name)
+        is_own = bool(function and match and match[1] == function.word)
+        return is_own and not name.endswith("_MSG_SIZE")  # by which it chooses
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         word, rest = split_word(collective, setting.env)
         return name_with(word, setting, rest)

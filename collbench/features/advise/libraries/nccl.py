@@ -178,6 +178,9 @@ class Nccl:
         ]
         return tuple(self.reduce(collective, tuple(each.items())) for each in settings)
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        return name in CHANNELS and function_of(collective) in FUNCTIONS
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         if setting.backend not in ("nccl", "rccl"):
             own = setting.algorithm != "native"

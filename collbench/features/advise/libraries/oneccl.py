@@ -57,6 +57,10 @@ class OneCcl:
         left_out = {"2d"} if n <= 3 else set()
         return [((PREFIX + word, name),) for name in names if name not in left_out]
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        match = _OWN.fullmatch(name)
+        return bool(match and collective in ALGORITHMS and match[1] == ALGORITHMS[collective][0])
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         word, rest = split_word(collective, setting.env)
         return name_with(word, setting, rest)

@@ -22,18 +22,25 @@ SUFFIXES = ("segmentsize", "tree_fanout", "chain_fanout", "max_requests", "knomi
 FANOUT = 4  # of a chain, where no variable says another
 OFF = ("0", "false", "f", "no", "n", "disabled")
 FEW = 8  # ranks up to which one that does all is worth a try
+MANY = 128  # ranks from which the library's choice for all_reduce is nonoverlapping at some sizes
 
 
 class Function(NamedTuple):
     """An MPI function: its word in variables, its number in files of rules, its algorithms by
     number from 1. ``segmented``: those that cut messages; ``calls``: the functions that an
-    algorithm calls in turn, as those are set, by its number (0: some that the library chooses)."""
+    algorithm calls in turn, as those are set, by its number (0: some that the library chooses);
+    ``many``: those that one calls which the library chooses for MANY ranks or more."""
 
     word: str
     number: int
     algorithms: tuple[str, ...]
     segmented: tuple[str, ...] = ()
     calls: dict[int, tuple[str, ...]] = {}
+    many: tuple[str, ...] = ()
+
+    def list_own_calls(self, n: int) -> tuple[str, ...]:
+        """The functions that the library's own choice for ``n`` ranks calls, at some sizes."""
+        return (*self.calls.get(0, ()), *(self.many if n >= MANY else ()))
 
 
 _TREES = ("chain", "pipeline", "binary_tree", "split_binary_tree", "binomial", "knomial")
@@ -49,7 +56,7 @@ FUNCTIONS = {
         "allgatherv",
         1,
         ("default", "bruck", "ring", "neighbor", "two_proc", "sparbit"),
-        calls={1: ("bcast",)},
+        calls={0: ("bcast",), 1: ("bcast",)},
     ),
     "all_reduce": Function(
         "allreduce",
@@ -60,6 +67,7 @@ FUNCTIONS = {
         ),
         segmented=("segmented_ring",),
         calls={2: ("reduce", "bcast")},
+        many=("reduce", "bcast"),
     ),
     "all_to_all": Function(
         "alltoall", 3, ("linear", "pairwise", "modified_bruck", "linear_sync", "two_proc")
@@ -96,7 +104,7 @@ FUNCTIONS = {
         "reduce_scatter",
         12,
         ("non-overlapping", "recursive_halving", "ring", "butterfly"),
-        calls={1: ("reduce",)},
+        calls={0: ("reduce",), 1: ("reduce",)},
     ),
     "reduce_scatter": Function(
         "reduce_scatter_block",
@@ -194,6 +202,9 @@ class OpenMpi:
         if function is None or n < 2:
             return ()
         return [_make_variables(function, word) for word in _list_words(collective, n)]
+
+    def is_detail(self, collective: str, name: str) -> bool:
+        return bool(_VARIABLE.fullmatch(name))
 
     def name_setting(self, collective: str, setting: Setting) -> str:
         tuning, rest = split_tuning(collective, setting.env)

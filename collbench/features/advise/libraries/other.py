@@ -24,6 +24,9 @@ class Other:
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         return ()
 
+    def is_detail(self, collective: str, name: str) -> bool:
+        return False
+
     def name_setting(self, collective: str, setting: Setting) -> str:
         words = [f"{name}={value}" for name, value in setting.env]
         if setting.algorithm != "native":

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from advising import ALGORITHM, DEFAULT, FANOUT, Tiny, setting
+from advising import ALGORITHM, DEFAULT, FANOUT, SEGMENT, Tiny, setting
 from factories import ENVIRONMENT, case, hosted, make_file, ranks, record, run, world
 
 from collbench.core.errors import UsageError
@@ -128,6 +128,14 @@ def test_a_variable_that_was_exported_is_a_setting_too() -> None:
     assert {*rivals(found)} == {setting("ring")}
     advised = judge_evidence(found)
     assert {each.why for each in advised.unadvised} == {"the library's own choice was not measured"}
+
+
+def test_what_is_exported_beside_an_algorithm_is_part_of_the_setting() -> None:
+    """A file that leaves the segments out would be of a setting that was never measured."""
+    facts = {**ENVIRONMENT, "variables": {SEGMENT: "8"}}
+    found = gather_evidence([swept({(): 1.0, RING: 0.8}, environment=facts)], Terms())
+    segmented = Setting(backend="gloo", env=(*RING, (SEGMENT, "8")))
+    assert {*rivals(found)} == {DEFAULT, segmented}
 
 
 def test_what_was_exported_beside_settings_is_told() -> None:

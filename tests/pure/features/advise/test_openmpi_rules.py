@@ -127,6 +127,32 @@ def test_a_chain_has_the_fan_out_that_variables_give_it() -> None:
     assert "8 2 4 0" in text.splitlines()
 
 
+def head_of(*collectives: tuple[str, str], n: int = 4, nodes: int = 1) -> str:
+    rows = [
+        row(LIBRARY, name, n, 8, 64, forced(word, "3"), nodes=nodes) for name, word in collectives
+    ]
+    return flatten(FORMAT.write(advised(LIBRARY, rows)))
+
+
+def test_files_tell_what_calls_in_place_must_give() -> None:
+    told = "MPI_Allgather in place must give sendcount and sendtype as for receiving, on all ranks"
+    assert told in head_of(("all_gather", "allgather"))
+    assert "in place must" not in head_of(("all_to_all", "alltoall"), ("all_reduce", "allreduce"))
+
+
+def test_files_tell_which_functions_of_the_librarys_choice_rows_change() -> None:
+    told = "Rows of reduce also change what calls it where the library chooses: "
+    own = "MPI_Reduce_scatter, MPI_Reduce_scatter_block."
+    assert f"{told}{own}" in head_of(("reduce", "reduce"), n=64)
+    assert f"{told}MPI_Allreduce, {own}" in head_of(("reduce", "reduce"), n=128)
+    assert "library chooses: " not in head_of(("all_gather", "allgather"))
+
+
+def test_rows_of_one_host_are_told_not_to_hold_on_several() -> None:
+    assert "coll_han, not coll_tuned" in head_of(("all_reduce", "allreduce"))
+    assert "coll_han" not in head_of(("all_reduce", "allreduce"), nodes=2)
+
+
 def test_no_rows_are_a_file_of_no_rules() -> None:
     text = FORMAT.write(advised(LIBRARY, []))
     assert FORMAT.read(text) == []

@@ -153,6 +153,32 @@ def test_a_loss_counts_kills_and_returns() -> None:
     assert loss.how == {"error": 2, "told": 2}
 
 
+def test_a_kill_without_a_return_counts_how_it_was_detected() -> None:
+    """Of a file whose failed records have no findings."""
+    records = [lost(9, phase=rows.KNOWN), lost(None, f"{SILENT}: rank 2 did not come back")]
+    (loss,) = summarize_lives(run_of(records)).losses
+    assert (loss.kills, loss.recovered) == (1, 0)
+    assert (loss.how, loss.doing) == ({"error": 1, "told": 1}, {"calls": 1})
+
+
+def test_a_kill_counts_once_whichever_records_have_its_findings() -> None:
+    (loss,) = summarize_lives(run_of([lost(9, phase=rows.KNOWN), lost(50)])).losses
+    assert (loss.how, loss.doing) == ({"error": 1, "told": 1}, {"calls": 1})
+
+
+def test_a_rank_that_never_knew_is_counted() -> None:
+    ranks = [RankLoss(rank=0, how="error", known_ns=5), RankLoss(rank=2)]
+    found = LossFindings(victim=1, at_ns=10**9, doing="calls", ranks=ranks)
+    records = [
+        msgspec.structs.replace(
+            lost(None, f"{SILENT}: rank 2", phase), findings=msgspec.to_builtins(found)
+        )
+        for phase in (rows.KNOWN, rows.RECOVERED)
+    ]
+    (loss,) = summarize_lives(run_of(records)).losses
+    assert (loss.how, loss.doing) == ({"error": 1, "never": 1}, {"calls": 1})
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import case
 from steps import without_pause
 
 from collbench.core.errors import CannotRun
@@ -17,7 +18,7 @@ from collbench.features.lifecycle import trial as trials
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.trial import LifeTrial, LossTrial
 from collbench.run.rank.control import Control
-from collbench.run.rank.outcome import FailedCase, WrongData
+from collbench.run.rank.outcome import AboutCase, FailedCase, WrongData, record_of
 
 
 def judge_loss(reports: list[dict[str, Any]]) -> Any:
@@ -77,6 +78,28 @@ def test_who_is_told_of_a_kill_knows_at_once() -> None:
     ]
     known, _ = judge_loss([reports[0], killed, reports[1]])
     assert known.timing.times == [1]
+
+
+def test_ranks_that_do_not_come_back_are_among_the_findings() -> None:
+    killed = {"killed": 10, "at": 5, "doing": "calls"}
+    knew = {**survived(0), "knows": {"how": "error", "ns": 20, "text": "reset"}}
+    known, back = judge_loss([knew, killed, survived(0)])
+    for outcome in (known, back):
+        assert isinstance(outcome, FailedCase) and outcome.findings["doing"] == "calls"
+        assert [rank.get("how", "") for rank in outcome.findings["ranks"]] == ["error", ""]
+        record = record_of(case(4, n=3), outcome, ABOUT)
+        assert (record.status, record.findings) == ("failed", outcome.findings)
+
+
+ABOUT = AboutCase(world=0, started="")
+
+
+def test_what_collbench_imports_is_no_part_of_the_library() -> None:
+    events = [("started", 110), ("importing", 150), ("imported", 400)]
+    report = {"began": 100, "events": [{"name": name, "ns": ns} for name, ns in events]}
+    measured = trials._measure_start([report])
+    parts = {"interpreter": 10, "collbench": 40, "library": 250}
+    assert (measured.timing.times, measured.findings["parts_ns"]) == ([300], parts)
 
 
 class SecondOfTwo(Control):

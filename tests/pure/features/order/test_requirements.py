@@ -374,6 +374,73 @@ def test_another_order_in_place_is_told_with_the_place() -> None:
     assert "another order than in before: in place: 64 B, " in describe_likeness(likeness, "before")
 
 
+UNFOUND = size_order(
+    64,
+    ranks=[RankPieces(ranks=(0, 1, 2, 3), pieces=order_pieces(16, "", reason="none"))],
+    proof=Proof(right=0, of=320, buffers=8),
+)
+
+
+@pytest.mark.parametrize("before", [UNPROVED, UNFOUND])
+def test_a_recorded_order_that_is_not_proved_is_no_answer(before: SizeOrder) -> None:
+    like = recorded(before)
+    likeness = compare(size_order(64), like=like)
+    assert (likeness.is_alike, likeness.compared, likeness.unproved) == (None, 0, (64,))
+    assert report(size_order(64), like=like).exit == Exit.NO_VERDICT
+    text = "not known whether as in before, at 64 B, where an order is not proved"
+    assert describe_likeness(likeness, "before").endswith(text)
+
+
+def test_an_order_that_is_not_found_is_no_other_than_recorded() -> None:
+    likeness = compare(UNFOUND, like=recorded(size_order(64)))
+    assert (likeness.is_alike, likeness.unproved) == (None, (64,))
+
+
+def test_another_tree_than_recorded_differs_proved_or_not() -> None:
+    for before in (UNPROVED, replace(UNPROVED, proof=Proof())):
+        other = size_order(64, DOUBLING)
+        assert compare(other, like=recorded(before)).is_alike is False
+
+
+def test_bits_that_the_recorded_order_no_longer_predicts_are_another_order() -> None:
+    likeness = compare(UNPROVED, like=recorded(size_order(64)))
+    assert likeness.is_alike is False
+    assert describe_likeness(likeness, "before").endswith("64 B, other bits or another proof")
+
+
+def test_sizes_that_are_proved_are_compared_beside_others() -> None:
+    like = recorded(UNPROVED, size_order(1024))
+    likeness = compare(size_order(64), size_order(1024), like=like)
+    assert (likeness.is_alike, likeness.compared, likeness.unproved) == (None, 1, (64,))
+    assert describe_likeness(likeness, "before").endswith(
+        "; not known at 64 B, where an order is not proved"
+    )
+
+
+def test_a_launch_or_place_without_an_order_breaks_nothing() -> None:
+    judged = of_launches(size_order(64), UNFOUND, require="same=launch")
+    assert judged.requirements[0].kept is None
+    assert "not known at 64 B" in judged.requirements[0].reason
+    inside = replace(UNFOUND, in_place=True, varied=True)
+    kept, reason = result("same=place", size_order(64), inside)
+    assert kept is None and "not known at 64 B" in reason
+
+
+def test_a_setting_without_an_order_breaks_nothing() -> None:
+    records = [
+        order_record(size, env=(("NCCL_ALGO", name),))
+        for name, size in (("Ring", size_order(64)), ("Tree", UNFOUND))
+    ]
+    judged = make_order_report(order_file(*records), parse_requirements(["same=setting"]))
+    assert judged.requirements[0].kept is None
+    assert "not known at 64 B" in judged.requirements[0].reason
+
+
+def test_a_launch_whose_bits_are_not_those_that_others_have_breaks_the_requirement() -> None:
+    judged = of_launches(size_order(64), UNPROVED, require="same=launch")
+    assert judged.requirements[0].kept is False
+
+
 def test_the_first_element_that_differs_is_told() -> None:
     likeness = compare(size_order(64, *RING), like=recorded(size_order(64, *RING[:2], *RING[:2])))
     assert likeness.spot is not None and likeness.spot.element == 8

@@ -404,6 +404,7 @@ class LikenessValues(_Strict):
     order: str
     alike: bool | None
     compared: int
+    unproved: list[int]
     first: SpotValues | None
 
 

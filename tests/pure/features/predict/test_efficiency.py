@@ -367,3 +367,17 @@ def test_gamma_is_not_taken_from_a_reduce_scatter_that_is_an_all_reduce() -> Non
         points = series.make_view([file]).points
         link = Yardstick([file], points).link(points[0])
         assert link is not None and link.gamma == pytest.approx(gamma, abs=0.05 * BETA)
+
+
+def test_gamma_beside_twice_the_bytes_is_of_the_bytes_that_are_reduced() -> None:
+    """An all_reduce of 4 ranks: twice 3/4 of the size over the wire, and 3/4 of it reduced."""
+    records = [
+        *swept("sendrecv", lambda s: ALPHA + s * BETA),
+        *swept("all_gather", lambda s: 3 * ALPHA + 0.75 * s * BETA),
+        *swept("reduce_scatter", lambda s: 6 * ALPHA + 1.5 * s * BETA + 0.75 * s * GAMMA),
+    ]
+    file = factories.make_file(records, [factories.world(library="torch 2.13.0+cpu gloo")])
+    points = series.make_view([file]).points
+    link = Yardstick([file], points).link(points[0])
+    assert link is not None and link.gamma == pytest.approx(GAMMA, rel=0.1)
+    assert link.least[2] == pytest.approx(GAMMA, rel=0.3)
