@@ -1,7 +1,7 @@
 #!/bin/sh
 # One night of a cluster: suite nightly in RUNS runs, of three launches each or, under a LAUNCHER, of one; a report,
 # whether the cluster is well, and a comparison with another night.
-#   nightly.sh [LAUNCHER ...]      # nightly.sh srun --wait=60
+#   nightly.sh [LAUNCHER ...]      # nightly.sh srun --wait=60 --cpu-bind=none
 # NIGHTS/<time>/ gets the runs, report.html, health.html, health.json, health.prom, verdict.md and verdict.json; NIGHTS
 # has the history that health keeps (COLLBENCH_HISTORY may name another). It is compared with NIGHTS/baseline, a link that
 # you make, or the night before. Exits with 0 where all is well, also where there is no other night yet; 1 unhealthy or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from typer import Argument, Option
 
@@ -66,9 +66,10 @@ Debug = Annotated[bool, make_option("debug")]
 
 
 def list_changed(options: Any, *kept: str) -> list[str]:
-    """The names of options that are not as by default, those of families within among them, but for
-    those ``kept``."""
+    """The options that are not as by default, as they are written, those of families within among
+    them, but for the fields ``kept``."""
     names: list[str] = []
+    hints = get_type_hints(type(options), include_extras=True)
     for field in fields(options):
         value = getattr(options, field.name)
         if field.name in kept:
@@ -76,7 +77,11 @@ def list_changed(options: Any, *kept: str) -> list[str]:
         if is_dataclass(value):
             names += list_changed(value, *kept)
         elif value not in (field.default, None, ""):
-            names.append(field.name)
+            option = get_args(hints[field.name])[1]
+            # Typer takes the first flag of an option for its default, where that is in a signature
+            words = (str(word) for word in (option.default, *(option.param_decls or ())))
+            flag = next((word for word in words if word.startswith("-")), option.metavar)
+            names.append((flag or field.name).partition("/")[0])
     return names
 
 

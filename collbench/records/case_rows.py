@@ -16,7 +16,7 @@ from collbench.records.derive import NO_SAMPLE, NO_TIME_LEFT
 from collbench.records.flags import EXCLUDED, FEW
 from collbench.records.rows import Row
 from collbench.records.types import Record, Run, RunFile
-from collbench.suite.case import Case
+from collbench.suite.case import BATCH_MODES, Case
 
 TAU_LARGE, TAU_DEDICATED, TAU_SHARED = 0.03, 0.05, 0.10
 
@@ -190,8 +190,9 @@ def _describe_manner(row: Row, record: Record) -> dict[str, str]:
     manner["cache"] = {"": "", "hot": "hot"}.get(record.cache, "cold")
     if not run.imported:
         manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
-        batches = {"streaming": str(run.policy.batch), "graph": str(run.policy.iters or "")}
-        manner["calls a sample"] = batches.get(row.case.mode, "")
+        if row.case.mode in BATCH_MODES:
+            calls = run.policy.count_calls(row.case.mode) // run.policy.agg_iters
+            manner["calls a sample"] = str(calls)
         manner["launches of -m"] = "one a call" if "-m: " in record.note else "one"
     return {name: value for name, value in manner.items() if value}
 

@@ -21,7 +21,7 @@ from collbench.survive.signals import interrupts
 Number = int | float
 
 
-SECONDS = 120  # that ranks have for one call
+MAX_SECONDS = 120  # that ranks have for their start and one call
 
 
 class Buffers(NamedTuple):
@@ -86,17 +86,19 @@ def run_collective(
 
 
 def _wait_for_ranks(context: Any) -> None:
-    """Waits until all ranks have ended. Raises RunBroken where they do not, within SECONDS."""
-    until = time.monotonic() + SECONDS
+    """Waits until all ranks have ended. Raises RunBroken where they do not, within MAX_SECONDS."""
+    until = time.monotonic() + MAX_SECONDS
     try:
         while not context.join(timeout=1):
             if time.monotonic() > until:
-                waits = ", ".join(
-                    str(rank)
-                    for rank, rank_process in enumerate(context.processes)
-                    if rank_process.is_alive()
+                ranks = [
+                    str(r) for r, process in enumerate(context.processes) if process.is_alive()
+                ]
+                who = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+                raise RunBroken(
+                    f"{who} did not return from the call within {MAX_SECONDS} s",
+                    "does another rank hang? collbench measures the same call with -T",
                 )
-                raise RunBroken(f"no end of the call within {SECONDS} s: ranks {waits} are there")
     finally:
         for rank_process in context.processes:
             if rank_process.is_alive():

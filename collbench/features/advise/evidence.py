@@ -151,13 +151,13 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
     names: dict[tuple[str, Setting], str] = {}
     left_out: Counter[str] = Counter()
     libraries: dict[tuple[str, str], Library] = {}
-    known = [list_known(file) for file in pooled]
+    known = [{name: list_known(file, name) for name in file.backends} for file in pooled]
     for row in table:
         world, case = row.world, row.case
         assert world is not None  # of what is_evidence
         key = world.backend, world.library
         library = libraries.get(key) or libraries.setdefault(key, find_library(world))
-        setting = read_setting(row, library, known[row.file])
+        setting = read_setting(row, library, known[row.file].get(case.backend, ()))
         if terms.only_variables and msgspec.structs.replace(setting, env=()) != default:
             left_out[case.label] += 1
             continue
@@ -258,7 +258,9 @@ def explain_unlike(first: RunFile, other: RunFile) -> str:
     """The reason why launches of another run may not be set against those of the first, or an
     empty string: another machine, other software, or variables that are no settings of a side."""
     backends = first.backends & other.backends
-    differences = environment.find_differences(_list_facts(first), _list_facts(other), backends)
+    settings = _list_own(first) | _list_own(other)
+    facts, other_facts = (_list_facts(file, settings) for file in (first, other))
+    differences = environment.find_differences(facts, other_facts, backends)
     if differences:
         return environment.explain_differences(differences)
     for backend in sorted(backends):
@@ -268,14 +270,17 @@ def explain_unlike(first: RunFile, other: RunFile) -> str:
     return ""
 
 
-def _list_facts(file: RunFile) -> dict[str, Any]:
-    """The facts of a run's environment without variables that are a setting: of its side, or those
-    that its libraries know."""
+def _list_own(file: RunFile) -> set[str]:
+    """The variables that are a setting: of a run's side, or those that its libraries know."""
+    return {name for name, _ in list_variant(file)} | list_known(file)
+
+
+def _list_facts(file: RunFile, settings: Collection[str]) -> dict[str, Any]:
+    """The facts of a run's environment without variables that are ``settings``."""
     variables = file.run.environment.get("variables") or {}
-    own = {name for name, _ in list_variant(file)} | list_known(file)
     return {
         **file.run.environment,
-        "variables": {name: value for name, value in variables.items() if name not in own},
+        "variables": {name: value for name, value in variables.items() if name not in settings},
     }
 
 
@@ -347,7 +352,7 @@ def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> lis
     runs_by_variable: dict[str, list[str]] = {}
     for number in sorted(numbers):
         run = files[number].run
-        own = {name for name, _ in list_variant(files[number])} | list_known(files[number])
+        own = _list_own(files[number])
         backends = files[number].backends
         prefixes = tuple(
             word for name in backends for word in (f"{name.upper()}_", *backend_info(name).settings)
@@ -363,12 +368,13 @@ def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> lis
     ]
 
 
-def list_known(file: RunFile) -> set[str]:
-    """The variables by which the choices of a run's libraries for its collectives are set."""
+def list_known(file: RunFile, only: str = "") -> set[str]:
+    """The variables by which the choices of a run's libraries for its collectives are set; of one
+    backend ``only``, if it is named."""
     cases = {
         (record.case.backend, record.case.collective, record.case.n)
         for record in file.records
-        if not record.case.subject
+        if not record.case.subject and only in ("", record.case.backend)
     }
     worlds = {(world.backend, world.library): world for world in file.worlds}
     return {

@@ -46,7 +46,10 @@ def _find_host(finding: Finding, verdict: Verdict) -> str:
         return ""
     if finding.severity == "hint" or (finding.severity == "warning" and verdict.busy):
         return ""
-    if finding.check in SYMPTOMS and len(verdict.hosts) > 1 and not finding.alone:
+    is_symptom = finding.check in SYMPTOMS or (
+        finding.check == "locate" and finding.severity == "critical"  # wrong data in its tests
+    )
+    if is_symptom and len(verdict.hosts) > 1 and not finding.alone:
         return ""
     default = 1.0 if finding.severity == "critical" else 0.0
     return hosts[0] if (default if finding.sure is None else finding.sure) >= SURE else ""

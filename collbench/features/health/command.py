@@ -459,7 +459,7 @@ def check_located(tests: int | None, ranks: str) -> Check:
     except UsageError:
         raise
     except WrongDataFound as e:
-        wrong, note = [e.finding], "ended by wrong data"
+        wrong, note = [replace(e.finding, check="locate")], "ended by wrong data"
         return checks.Check("locate", lambda _: CheckResult(note, wrong))
     except CollbenchError as e:
         why = e.message

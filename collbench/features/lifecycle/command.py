@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "json", "csv")
 LAUNCHES, KILLS = 6, 1  # six launches are the fewest that have an interval
 GRAVE = (Exit.WRONG_DATA, Exit.TIMEOUT)  # found in lives, they go before what the run ended with
+MOST_KILL_SECONDS = 3600
 KILL_OPTIONS = {"--kill-at": "kill_at", "--way": "way"}
 
 
@@ -230,10 +231,7 @@ def _refuse_faults(options: LifecycleOptions) -> None:
                 "late:RANK:50ms delays a rank's init; --kill RANK kills one",
             )
     if options.kills.kill is not None and (changed := list_changed(options.lives, "sizes")):
-        raise UsageError(
-            f"{', '.join(changed)}: a rank that is killed ends no life that would use it",
-            "leave it out, or leave --kill out",
-        )
+        raise UsageError(f"{changed[0]} has no effect with --kill", f"leave {changed[0]} out")
     for option, name in KILL_OPTIONS.items():
         if getattr(options.kills, name) and options.kills.kill is None:
             raise UsageError(f"{option} has no effect without --kill", "add --kill RANK")
@@ -270,6 +268,10 @@ def _make_losses(options: LifecycleOptions) -> list[Any]:
     at = -1.0
     if kills.kill_at not in ("", "random"):
         at = grammar.parse_duration(kills.kill_at, "--kill-at")
+        if at > MOST_KILL_SECONDS:
+            raise UsageError(
+                f"--kill-at {kills.kill_at} is more than an hour", "give at most 3600 s, or random"
+            )
     ways = [
         grammar.parse_choice("--way", word, WAYS)
         for word in grammar.split_words(kills.way or WAYS[0])

@@ -30,8 +30,8 @@ from collbench.features.training.step_files import format_ranks
 MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
 MOST_TOLD = 5  # reasons for which calls are lost
 LAUNCHES = (
-    "computation is what the host did between calls: of a GPU that is launching it, which may take"
-    " far less (a trace of torch.profiler tells both)"
+    "computation between calls has the host's times: where a GPU computes, those of launching it"
+    " (a trace of torch.profiler has the GPU's)"
 )
 GAPS = "keep, none, or x0.5 for half of each"
 
@@ -119,7 +119,7 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
     assumptions += _describe_waits(written, sum(writer.inferred for writer in writers))
     assumptions += _describe_untold(untold, choice.recorded)
     by_host = any(rank.backend and rank.backend not in HOST and not rank.busy for rank in ranks)
-    assumptions += [LAUNCHES] * by_host
+    assumptions += [LAUNCHES] * (by_host and factor > 0)
     if missing := sorted(inside - {*programs}):
         programs |= complete_programs(families, programs, missing)
         assumptions.append(

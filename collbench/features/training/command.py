@@ -226,14 +226,16 @@ def _refuse_measuring(options: StepOptions) -> None:
     """Raises UsageError for options that are about measuring, where a step is only counted."""
     written = ("csv", *find_entries("writers"))
     kept = ("node", "backend", "imports", "dry_run", "save", "output", "output_format", "debug")
-    changed = list_changed(options, *kept)
-    if options.output and options.output_format not in written:
-        changed.append("output")
-    if changed:
+    if changed := list_changed(options, *kept):
+        has = "has" if len(changed) == 1 else "have"
         raise UsageError(
-            f"{', '.join(changed)}: a step that is only counted (--show, --link, --from) has no use"
-            " for it",
-            f"leave it out; --output goes with --format {' or '.join(written)}",
+            f"{', '.join(changed)} {has} no effect where a step is only counted",
+            "leave out what is about measuring, or --show, --link and --from",
+        )
+    if options.output and options.output_format not in written:
+        raise UsageError(
+            f"--output has no effect with --format {options.output_format} of a counted step",
+            f"--format {' or '.join(written)} writes files",
         )
 
 

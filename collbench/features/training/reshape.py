@@ -152,7 +152,8 @@ def set_computation(step: Step, kind: str, tflops: float) -> Step:
                 "add --tflops 0.05, what a rank does in a second, or use --compute gemm",
             )
 
-    most = max((op.flops for p in step.programs for op in p.ops), default=0.0)
+    untimed_flops = (op.flops for p in step.programs for op in p.ops if not op.compute_ns)
+    most = max(untimed_flops, default=0.0)
     if kind in LONG and tflops and most > 1e3 * tflops * MOST_COMPUTE_NS:
         raise UsageError(
             f"--tflops {tflops:g}: one operation alone would compute for days",

@@ -111,7 +111,7 @@ def _torch_quotient(span: torch.Tensor, n: int) -> None:
         span.div_(n, rounding_mode="floor")
 
 
-@cache
+@cache  # a few numbers of a process; a GPU's would be made anew in each call
 def _make_divisor(n: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.full((), n, dtype=kind, device=device)
 

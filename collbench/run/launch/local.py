@@ -284,9 +284,8 @@ class LocalWatch(RankWatch):
         hosts = [environment.host_name()] * plan.processes
         super().__init__(plan, listener, hosts, board, grace=2 * TICK)
         self.limit_hint = (
-            f"-T, or timeout of a suite's [policy], sets the limit, now"
-            f" {round(plan.timeout, 1):g} s without any progress;"
-            f" {round(4 * plan.timeout, 1):g} waits longer"
+            f"-T sets the limit, now {round(plan.timeout, 1):g} s without any progress;"
+            f" -T {round(4 * plan.timeout, 1):g} waits longer (of a suite timeout, in [policy])"
         )
         self._parent, self._board, self._begun = parent, board, time.monotonic()
         self._by_mpirun = backend_info(plan.backend).launch == "mpirun"

@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 class Task(NamedTuple):
     """Something to do again and again: ``once`` does it, ``over`` says whether to stop, on all
-    ranks alike, after every ``together`` times; ``wrong`` what is wrong with the data that the last
-    time left, empty if nothing is."""
+    ranks alike, after every ``together`` times; ``wrong``, which does it once more, on all ranks,
+    what is wrong with the data that it left and leaves, empty if nothing is."""
 
     once: Action
     over: Callable[[bool], bool]
@@ -139,6 +139,8 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
         checker.poison(buffers.written)
         checker.fill_send(buffers.send, 1)
         call.load()
+        backend.finish()  # the call is on another stream than what fills its buffers
+        group_control.barrier()
         with backend.stream.use_lane("background") if backend.stream else nullcontext():
             call.run()
             if backend.stream:
@@ -198,7 +200,8 @@ class Behind:
         return Background(alone_ns=self._alone, during_ns=self.since(), went_ns=went_ns)
 
     def wrong(self) -> str:
-        """A sentence on what is wrong with the data that it left; "" where nothing is."""
+        """A sentence on what is wrong with the data that it left, and leaves when it is done once
+        more, as all ranks do; "" where nothing is."""
         return self._task.wrong()
 
     def _go(self) -> None:

@@ -459,7 +459,7 @@ class Trial:
         self._calls[0].run_with_data(self._bench.backend.finish)
 
     def _check_behind(self) -> Sequence[CaseOutcome]:
-        """The outcome of each group if the background's last call left wrong data, else nothing."""
+        """The outcome of each group if the background leaves wrong data, else nothing."""
         if not self._case.background:
             return []
         problems = self._control.collect(self._behind.wrong() if self._behind else "")

@@ -35,6 +35,7 @@ from collbench.show.words import (
     split_axes,
     tell_story,
 )
+from collbench.suite.case import Case
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
 
@@ -271,7 +272,8 @@ def _explain_no_times(view: View, total: int, cut: str) -> str:
     reasons = Counter(other.why for other in view.others)
     if set(reasons) == {"skipped"} and not cut:
         return "No case was measured: all were skipped."
-    counted = ", ".join(f"{number:,} {why}" for why, number in reasons.items())
+    names = {why: "without a valid time" if why in EXCLUDED else why for why in reasons}
+    counted = ", ".join(f"{number:,} {names[why]}" for why, number in reasons.items())
     return f"No case has a time{cut}{': ' * bool(counted)}{counted}."
 
 
@@ -302,10 +304,20 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     wide = sum(UNCONVERGED in point.flags for point in points)
     measured_points = sum(not point.predicted for point in points)
     remark = f"; {wide:,} of {measured_points:,} less precise than asked for" if wide else ""
-    excluded = sum(other.why == INVALID for other in view.others)
+    excluded = len(_list_excluded(view))
     remark += f"; {excluded:,} more without a valid time" if excluded else ""
     good = verified and 2 * wide <= measured_points and not imports and not excluded
     return f"{number}, {data}{remark}{imports}.", "good" if good else "notice"
+
+
+def _list_excluded(view: View) -> set[tuple[int, Case]]:
+    """The cases of each run of which no launch has a valid time."""
+    left_out = {
+        (other.run, msgspec.structs.replace(other.record.case, cycle=0))
+        for other in view.others
+        if other.why == INVALID and other.record.case.is_leader
+    }
+    return left_out - {(point.run, point.case) for point in view.points}
 
 
 def _describe_imports(view: View) -> str:

@@ -356,8 +356,8 @@ class Experiment:
         note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost))
         for row in rows:
             for name, side in self._sides.items():
-                if row not in affordable:
-                    side.keep(Record(case=row.jobs[name].case, status="skipped", note=note))
+                for case in row.jobs[name].case.siblings if row not in affordable else ():
+                    side.keep(Record(case=case, status="skipped", note=note))
         if not affordable and not any(self._done.values()):
             raise plan.nothing_runs([note])
         return affordable

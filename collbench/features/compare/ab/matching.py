@@ -136,7 +136,8 @@ def match_rows(
             )
     keys = [key for key in jobs["base"] if key in jobs["head"]]
     for name in SIDES:
-        skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
+        one_sided = [job.case for key, job in jobs[name].items() if key not in keys]
+        skips[name] += [Skip(case, ONE_SIDED) for one in one_sided for case in one.siblings]
     return [
         _equalise_buffers(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys
     ], skips

@@ -240,12 +240,14 @@ def _find_impossible(curve: Curve) -> tuple[str, str] | None:
     """The key that cannot be, and why."""
     row = COLLECTIVES.get(curve.collective)
     try:
-        sizes, _ = curve.sizes, [re.compile(text) for text in (curve.device, curve.machine)]
+        sizes = curve.sizes
     except UsageError as error:
         return "points", error.message
-    except (re.error, OverflowError) as error:
-        key = "machine" if getattr(error, "pattern", curve.machine) == curve.machine else "device"
-        return key, f"it is not a regular expression: {error}"
+    for key, pattern in (("device", curve.device), ("machine", curve.machine)):
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError) as error:
+            return key, f"it is not a regular expression: {error}"
     try:
         curve.share_at(1)
     except UsageError as error:

@@ -80,7 +80,7 @@ def locate(options: LocateOptions) -> None:
 
     Disjoint groups are measured at once. Each suspect is tested again, twice, with known-good
     partners. The plan is printed first. Exit code 1 if a host or rank is named, 3 if some could not
-    be ruled out.
+    be ruled out or a test has no rate, 7 if data were wrong.
     """
     from collbench.cli.measure import fake_gpus
     from collbench.cli.options import read_save_options
@@ -322,7 +322,7 @@ def _refuse_without_rate(notes: Mapping[str, str], file: RunFile) -> None:
     if "wrong" in notes:
         raise WrongDataFound(check_data(Night([file])).findings[0])
     if "failed" in notes:
-        raise NoVerdict(f"the search found nobody, as a test has no rate: {notes['failed']}")
+        raise NoVerdict(f"a test has no rate, so no rank was judged: {notes['failed']}")
     if "skipped" in notes:
         raise CannotRun(f"no search can run here: {notes['skipped']}")
 

@@ -532,12 +532,12 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             f"name its kind with --from; looked for {marks}",
         )
     reading = Reading(request)
-    if is_auto and not is_json:
-        _warn_of_others(text, kind, reading)
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
     for label, part in parts.items():
         reading.process = label
         parser.read_log(part, reading)
+    if is_auto and not is_json:
+        _warn_of_others(text, kind, reading)
     reading.finish()
     if not any(record.told or record.status == "wrong" for record in reading.records):
         why = [*(f"{where}: {reason}" for where, reason in reading.lost), *reading.omitted]
@@ -559,6 +559,8 @@ def _warn_of_others(text: str, kind: str, reading: Reading) -> None:
         if log_format.module != module and log_format.mark.search(text)
     }
     for name in others.values():
+        if any(f"--from {name} " in reason for reason in reading.omitted):
+            continue  # said there, with their number
         reading.warn(
             f"the log has tables of {name}, too, which are left out: --from {name} reads them"
         )

@@ -347,11 +347,12 @@ class _Intel(_Tables):
     def __init__(self, reading: Reading, varying: set[str]) -> None:
         super().__init__(reading, varying)
         self._calling = False
+        self._words: list[str] = []  # of the run's own command
         reading.tool = "Intel MPI Benchmarks"
 
     def line(self, where: str, text: str) -> None:
         reading = self._reading
-        self._calling = self._calling and (bool(text.strip()) or not reading.command)
+        self._calling = self._calling and (bool(text.strip()) or not self._words)
         if match := re.match(r"# ?Benchmarking (\S+)", text):
             self._calling = False
             self._open(where, match[1], IMB, "IMB")
@@ -366,19 +367,20 @@ class _Intel(_Tables):
         ):
             self._setting(match[1], match[2])
         elif "Calling sequence was" in text:
-            self._calling = not reading.command  # of several the first
+            self._calling, self._words = True, []
         elif "#repetitions" in text or "#bytes" in text:
             self._columns = [IMB_COLUMNS.get(name, name) for name in text.lstrip("# ").split()]
             self._calling = False
             for name in {*self._columns} - {*IMB_COLUMNS.values(), *UNUSED_COLUMNS, "defects"}:
                 reading.warn(f"the column '{name}' is not read")
-        elif self._calling and (text.startswith("#") or not reading.command):
-            reading.command += text.lstrip("#").split()
+        elif self._calling and (text.startswith("#") or not self._words):
+            self._words += text.lstrip("#").split()
+            reading.command = reading.command or self._words  # of several runs the first's
         elif text.strip() and not text.startswith("#"):
             self._row(
                 where,
                 text,
-                streaming=_option_word(reading.command, "sync") in ("off", "0", "no", "disable"),
+                streaming=_option_word(self._words, "sync") in ("off", "0", "no", "disable"),
             )
 
     def _setting(self, name: str, value: str) -> None:
@@ -391,7 +393,7 @@ class _Intel(_Tables):
             self._library = f"MPI {value}"
         else:
             reduces = name.endswith("reductions")
-            word = _option_word(self._reading.command, "red_data_type" if reduces else "data_type")
+            word = _option_word(self._words, "red_data_type" if reduces else "data_type")
             self._types[reduces] = TYPES.get(word or value.removeprefix("MPI_").lower(), value)
 
 

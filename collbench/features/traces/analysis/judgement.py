@@ -95,12 +95,12 @@ class Judged(NamedTuple):
     def short(self) -> dict[str, list[int]]:
         """Ranks by the label of a group on which they lack operations that others have, the last
         or all of them. A rank that lost calls may have lost all of a group."""
-        whole = {
+        complete_ranks = {
             rank.rank
             for rank in self.trace.ranks
             if not (rank.only_active or any(loss.calls for loss in rank.lost))
         }
-        return _short_ranks(self.matches, whole)
+        return _short_ranks(self.matches, complete_ranks)
 
     @property
     def halves(self) -> int:
@@ -246,7 +246,7 @@ def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
     if verdict.matches.alone:
         yield Lack(
             f"{format_count(verdict.matches.alone, 'message')} without their other half",
-            "the other rank's trace begins later or ends earlier",
+            "the other rank never called it, or its trace begins later, ends earlier or lost calls",
         )
 
 

@@ -353,14 +353,17 @@ def rank_in(name: str, form: str = "") -> int:
     """The rank that the name of a format's file tells last behind the word rank, else at the name's
     end where the format's tool writes it there, else behind the word worker; -1 for none."""
     patterns = [RANK, *([ENDINGS[form]] if form in ENDINGS else []), WORKER]
-    found = (int(numbers[-1]) for pattern in patterns if (numbers := pattern.findall(name)))
-    return next((rank for rank in found if rank < MOST_RANKS), -1)
+    ranks = (int(numbers[-1]) for pattern in patterns if (numbers := pattern.findall(name)))
+    return next((rank for rank in ranks if rank < MOST_RANKS), -1)
 
 
 def number_files(names: Sequence[str], form: str = "") -> list[int]:
-    """The rank of each of a job's files of a format by their names: as these tell it (rank_in), or
-    by digits that number the files from 0 on; -1 for none."""
+    """The rank of each of a job's files of a format by their names: as these tell it (rank_in), but
+    no endings that several share, or by digits that number the files from 0 on; -1 for none."""
     ranks = [rank_in(name, form) for name in names]
+    if form and len(set(ranks)) < len(ranks):
+        others = number_files(names)
+        ranks = others if -1 not in others and len(set(others)) == len(others) else ranks
     if any(rank >= 0 for rank in ranks):
         return ranks
     runs = [DIGITS.findall(name) for name in names]

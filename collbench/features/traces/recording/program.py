@@ -103,6 +103,7 @@ class Program:
         self._overdue: list[Seen] = []  # written, and have not ended
         self._unread: list[dict[str, Any]] = []  # calls whose reduction is as C++ has it
         self._count = self._iteration = 0  # calls so far, and when the iteration began
+        self._new = 0  # calls of the iteration, lost ones among them
         self._numbers: dict[str, int] = {}  # calls of each group so far
         self._members: dict[str, tuple[int, ...]] = {}
         self._group_names: dict[
@@ -120,6 +121,7 @@ class Program:
     def add(self, fields: dict[str, Any], group: ProcessGroup, why: str = "") -> Seen | None:
         """A call more; None where it is lost, as for a reason ``why``."""
         with self._lock:
+            self._new += 1
             name = self._name(group)
             if name is None:
                 why = "the members of its group are unknown, or others than before under its name"
@@ -174,6 +176,7 @@ class Program:
             lost = self._lost.setdefault(why, [0, 0])
             lost[0] += calls
             lost[1] += nbytes
+            self._new += calls
 
     def _full(self) -> str:
         if self._count >= MOST_CALLS:
@@ -213,8 +216,8 @@ class Program:
 
     @property
     def has_new_calls(self) -> bool:
-        """Whether the iteration under way has any call."""
-        return self._count > self._iteration
+        """Whether the iteration under way has any call, be it one that is lost."""
+        return self._new > 0
 
     def mark_fake(self) -> None:
         """Notes that this rank's GPU is a fake."""
@@ -229,7 +232,7 @@ class Program:
             self._notes.append(own.Note(step=step))
             self._tasks.clear()
             self._forget_calls()
-            self._iteration = self._count
+            self._iteration, self._new = self._count, 0
 
     def _forget_calls(self) -> None:
         """Let go of the works of calls that were made before this iteration, and of the addresses

@@ -200,11 +200,16 @@ class Recorder:
         self._optimizer = self._optimizer or id(optimizer)
         if self._by_hand or id(optimizer) != self._optimizer:
             return
-        if self._writer is not None and not self._program.has_new_calls:
-            # as of DeepSpeed, which has it step for each group of parameters
+        if self.over or self._writer is None or self._has_new_calls():
+            self._iterated()
+
+    @make_harmless
+    def _has_new_calls(self) -> bool:
+        """Whether a step of the optimizer ends an iteration: DeepSpeed has it step for each group
+        of parameters, without a call between."""
+        if not self._program.has_new_calls:
             self._program.lose("steps of the optimizer that no call came before", calls=0)
-            return
-        self._iterated()
+        return self._program.has_new_calls
 
     def _iterated(self) -> None:
         if self.over:  # by a failure: hooks go where no call is under way

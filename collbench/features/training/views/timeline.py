@@ -96,7 +96,7 @@ def draw_operations(
 
 def name_first_ranks(ranks: int) -> str:
     """The sentence that not all of so many ranks are drawn; empty where all are."""
-    return f" Ranks 0 to {RANKS - 1} of {ranks:,} are drawn." if ranks > RANKS else ""
+    return f" Of {ranks:,} ranks the first {RANKS} are drawn." if ranks > RANKS else ""
 
 
 class Bar(NamedTuple):

@@ -736,6 +736,7 @@ def test_parameters_may_differ_where_variants_choose_the_algorithm() -> None:
         ("isolated", Policy(agg_iters=4), "agg_iters: 1 on base, 4 on head"),
         ("isolated", Policy(register=2), "register: 0 on base, 2 on head"),
         ("streaming", Policy(batch=1), "calls a sample: 20 on base, 1 on head"),
+        ("graph", Policy(graph=10), "calls a sample: 1 on base, 10 on head"),
         ("isolated", Policy(batch=1, iters=1), ""),
     ],
 )

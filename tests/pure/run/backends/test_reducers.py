@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from collbench.core.dtypes import DTYPES
+from collbench.run.backends import _reducers
 from collbench.run.backends._reducers import find_arithmetic, finish_mean, fold_values
 
 GPU = torch.device("cuda")  # which nothing here is put on
@@ -43,7 +44,6 @@ def test_what_torch_lacks_on_gpus_is_refused_before_any_rank_calls(op: str) -> N
     [
         ("int8", 200, 100, 0),  # of which 200 is none
         ("int8", 3, -7, -3),
-        ("float", 3, 1.0, torch.tensor(1.0).div(torch.tensor(3.0)).item()),
         ("half", 3, 6.0, 2.0),
     ],
 )
@@ -53,3 +53,20 @@ def test_a_mean_on_gpus_is_a_quotient(dtype: str, n: int, total: float, mean: fl
     for function, arguments in finish_mean(how, "avg", out.view(torch.uint8), n):
         function(*arguments)
     assert out.item() == mean
+
+
+def test_a_mean_on_gpus_divides_by_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a number torch's kernels multiply with its reciprocal there."""
+    asked: list[tuple[int, torch.dtype]] = []
+
+    def make(n: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+        asked.append((n, kind))
+        return torch.full((), 4, dtype=kind)
+
+    monkeypatch.setattr(_reducers, "_make_divisor", make)
+    out = torch.tensor([6.0])
+    for function, arguments in finish_mean(
+        find_arithmetic("avg", DTYPES["float"], GPU), "avg", out.view(torch.uint8), 3
+    ):
+        function(*arguments)
+    assert asked == [(3, torch.float32)] and out.item() == 1.5
