@@ -7,8 +7,9 @@ from pathlib import Path
 import factories
 import pytest
 
+from collbench.cli.measure import choose_gravest
 from collbench.cli.options import find_subject
-from collbench.core.errors import UsageError
+from collbench.core.errors import Exit, UsageError
 
 
 def test_a_subject_is_a_collective_or_a_run(home: Path) -> None:
@@ -26,3 +27,16 @@ def test_what_is_neither_is_refused_with_what_there_is(what: str, hint: str) -> 
         find_subject(what, ("reduce", "scan"))
     assert raised.value.message == f"'{what}' is no collective and no run"
     assert raised.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("codes", "gravest"),
+    [
+        ([Exit.NO_VERDICT, Exit.BAD], Exit.BAD),
+        ([Exit.OK, Exit.NO_VERDICT], Exit.NO_VERDICT),
+        ([], Exit.OK),
+        ([Exit.BAD, Exit.WRONG_DATA], Exit.WRONG_DATA),
+    ],
+)
+def test_no_verdict_hides_nothing_that_is_bad(codes: list[Exit], gravest: Exit) -> None:
+    assert choose_gravest(codes) == gravest

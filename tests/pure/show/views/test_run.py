@@ -29,7 +29,7 @@ from collbench.show import figure_style, figures
 from collbench.show import words as formats
 from collbench.show.document import FILTERS, Document, Section
 from collbench.show.views import run as sections
-from collbench.show.views import series
+from collbench.show.views import series, summary
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -1240,3 +1240,64 @@ def test_what_a_log_reports_of_its_data_was_not_verified_by_collbench(wrong: int
     words = section(document, "summary").sentences
     assert f"The log reports {wrong} wrong elements." in words
     assert not any("were verified" in line for line in words)
+
+
+def made_invalid(cycle: int = 0) -> Record:
+    """A record of which over a quarter of the samples was discarded."""
+    return ok(case(nbytes=64, cycle=cycle), samples=10, invalid={"disturbed": 10})
+
+
+@pytest.mark.parametrize(
+    ("records", "end", "weight", "says"),
+    [
+        ([made_invalid()], ENDED, "notice", "No case has a time: 1 without a valid time."),
+        (
+            [ok(), made_invalid()],
+            ENDED,
+            "notice",
+            "1 case measured, all results correct; 1 more without a valid time.",
+        ),
+        (
+            [ok(case(nbytes=64)), made_invalid(1)],
+            ENDED,
+            "good",
+            "1 case measured, all results correct.",
+        ),
+        ([SKIPPED], None, "notice", "No case has a time before the run was cut short: 1 skipped."),
+    ],
+)
+def test_what_has_no_valid_time_is_told_and_not_called_skipped(
+    records: list[Record], end: End | None, weight: str, says: str
+) -> None:
+    document = sections.make_document([run(*records, end=end)])
+    assert (document.weight, document.verdict) == (weight, says)
+
+
+@pytest.mark.parametrize(
+    ("started", "shown_as"),
+    [
+        ("2026-03-01T12:30:00", "01 Mar 2026 12:30"),  # of a log that does not say its zone
+        ("2026-03-01T12:30:00+02:00", "01 Mar 2026 10:30 UTC"),
+    ],
+)
+def test_a_time_without_a_zone_is_given_none(started: str, shown_as: str) -> None:
+    document = sections.make_document([run(ok(), started=started)])
+    (line,) = document.runs
+    assert line.endswith(shown_as)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"), [((1,), "1 rank"), ((2, 4, 8, 16, 32), "2/4/8/16/… ranks")]
+)
+def test_ranks_that_are_not_named_are_hinted_at(counts: tuple[int, ...], said: str) -> None:
+    document = sections.make_document([run(*(ok(case(n=n)) for n in counts))])
+    assert said in document.runs[0].split(" · ")
+
+
+def test_a_flag_is_counted_once_a_case() -> None:
+    doubled = [ok(case()), ok(case(cycle=1))]
+    view = series.make_view([run(*doubled)])
+    flags = ("skewed", "skewed!", "late:0", "late:1")
+    points = [msgspec.structs.replace(point, flags=flags) for point in view.points]
+    table = summary.flag_table(view._replace(points=points))
+    assert {line.cells[0]: line.cells[1] for line in table.lines} == {"skewed": "1", "late": "1"}

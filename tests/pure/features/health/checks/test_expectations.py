@@ -86,6 +86,9 @@ def test_the_curves_that_come_with_collbench_are_possible_and_say_where_from() -
         (("gpus = 8", "gpu = 8"), "unknown field|gpu"),
         (("[[curve]]", "[[curve"), "curves.toml"),
         (('"1M"', '"lots"'), "'lots' is not a size"),
+        (('"1M" = 40', '"0" = 40'), r"points.*: a size of 0 has no bandwidth"),
+        (("gpus = 8", 'gpus = 8\nmachine = "a{99999999999}"'), r"machine: .*not a regular"),
+        (('"H200"', '"a{99999999999}"'), r"device: .*not a regular"),
     ],
 )
 def test_a_curve_that_cannot_be_is_refused_with_its_reason(
