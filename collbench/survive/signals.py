@@ -74,7 +74,7 @@ class Interrupts:
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
         """Do what is within whole, unless it fails: then no signal disturbs what cleans up."""
-        before, self._holding = self._holding, True
+        before, self._holding = self._holding, bool(self._before)  # nothing comes outside of all
         yield
         self._holding = before
         if not before:

@@ -21,7 +21,7 @@ TWO = ("-b", "8", "-e", "8", "-g", "2", "--dry-run")
             "root 7 does not exist among 2 ranks",
             "hint: choose -r below",
         ),
-        (("all_reduce", "--sizes", "64T", "-g", "2", "--dry-run"), "64 TiB on 2 ranks", "(-e)"),
+        (("all_reduce", "--sizes", "64T", "-g", "2", "--dry-run"), "64 TiB on 2 ranks", "smaller"),
         (("all_reduce", *TWO, "-o", "band"), "defined on integers only", "hint: use -d int32"),
         (("sendrecv", *TWO, "--place", "in"), "no in-place form", "hint: use --place out"),
         (("sendrecv", *TWO, "--backend", "shm"), "name an algorithm", "doctor"),
