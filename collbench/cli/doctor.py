@@ -170,6 +170,10 @@ def _check_launches() -> Iterator[Finding]:
     except CollbenchError as e:
         yield Finding("gloo ranks", "no", e.message)
         return
+    untimed = [record.note or record.status for _, record in launches if not record.times_ns]
+    if untimed:
+        yield Finding("gloo ranks", "no", untimed[0])
+        return
     medians = [
         stats.median_interval(record.times_ns, len(record.times_ns))[0] / record.inner
         for _, record in launches

@@ -174,7 +174,8 @@ def read_number(answer: Any, *keys: str) -> int | None:
 def list_gpu_nodes(root: Path) -> list[Node]:
     """The GPUs that this process may compute on, if its torch is built for ROCm; loads no
     library. A machine's graphics alone, beside another torch, are none."""
-    places = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*"))
+    every = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    places = sorted(every, key=lambda place: int(place.name) if place.name.isdigit() else -1)
     torch = importlib.util.find_spec("torch") if places else None
     if not torch or not torch.origin or not (Path(torch.origin).parent / ROCM_PART).exists():
         return []

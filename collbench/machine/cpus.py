@@ -113,7 +113,8 @@ def cpu_facts(root: Path) -> dict[str, Any]:
     )
     return {
         "model": find_in_file(
-            root / "proc/cpuinfo", r"^(?:model name\s*: |(?=CPU part))(.+)"
+            root / "proc/cpuinfo",
+            r"^(?:(?:model name|cpu|uarch|machine)\s*: (?=.*[A-Za-z])|(?=CPU part))(.+)",
         ),  # Arm's have but a number
         "sockets": (
             len(
@@ -142,6 +143,12 @@ def list_affinity(root: Path = ROOT) -> list[int]:
         cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
     ) or os.sched_getaffinity(0)
     return sorted(allowed & set(cpu_list(root / CPUS / "online")) or allowed)
+
+
+def core_of(cpu: int, root: Path = ROOT) -> int:
+    """The first thread of the physical core that ``cpu`` is one of; itself where that is not
+    known."""
+    return min(cpu_list(root / CPUS / f"cpu{cpu}/topology/thread_siblings_list"), default=cpu)
 
 
 def by_core(cpus: Iterable[int], root: Path = ROOT) -> list[list[int]]:

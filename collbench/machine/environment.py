@@ -245,8 +245,10 @@ def gpu_count(root: Path = ROOT) -> int:
     if not nodes:
         return len(amd.select_visible(amd.list_gpu_nodes(root), os.environ))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
-    # -1 ends the list
-    return min(nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible))))
+    # what is no GPU here ends the list: -1, a number that is too high, Slurm's NoDevFiles
+    numbered = (re.fullmatch(r"\s*(?:(\d{1,6})|(?:GPU|MIG)-[\w/-]+)\s*", word) for word in visible)
+    usable = itertools.takewhile(lambda m: m and int(m[1] or 0) < nodes, numbered)
+    return min(nodes, len(list(usable)))
 
 
 def _is_relevant(fact: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from collbench.core.backend_info import list_settings
 from collbench.core.text import readable_text
@@ -60,6 +60,24 @@ def list_foreign_variables(names: Iterable[str]) -> list[str]:
     return sorted(
         {n for n in names if not (ALLOWED.fullmatch(n) or n.startswith(read_by_backends))}
     )
+
+
+WORDS_BEFORE = 3  # a secret, that may say that it is one: sshpass -p X
+
+
+def mask_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without what looks like a secret, by the words before it, too
+    (--password X)."""
+    masked = []
+    for at, word in enumerate(words):
+        shown = mask_text(word)
+        for before in range(1, min(at, WORDS_BEFORE) + 1):
+            context = " ".join(words[at - before : at]) + " "
+            hidden = mask_text(context + word)
+            if shown == word and hidden.startswith(context):
+                shown = hidden.removeprefix(context)
+        masked.append(shown)
+    return masked
 
 
 def mask_text(text: str) -> str:

@@ -80,3 +80,13 @@ class Plan(msgspec.Struct, frozen=True):
         placement = "in place" if case.in_place else "out of place"
         what = f"{case.collective} {case.nbytes} B {case.dtype} {placement} on {case.label}"
         return f"{phase} {what} (case {cases.index(case) + 1} of {len(cases)}{again})"
+
+
+def fit_policy(policy: Policy, job: Job) -> Policy:
+    """The policy with what a job has of its own: its warm-up, and its time."""
+    if job.warmup is not None:
+        policy = msgspec.structs.replace(policy, warmup=job.warmup)
+    if job.seconds is None:
+        return policy
+    least = min(policy.min_seconds, job.seconds / 4)
+    return msgspec.structs.replace(policy, max_seconds=job.seconds, min_seconds=least)

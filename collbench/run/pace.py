@@ -313,6 +313,7 @@ def merge_visits(first: Record, second: Record, enough: float) -> Record:
         "control_ns": first.control_ns,
         "control_inner": first.control_inner,
         "sent": first.sent,
+        "clock_error_ns": max(first.clock_error_ns, second.clock_error_ns),
     }
     is_mergeable = (first.sync, first.inner, first.clock) == (
         second.sync,
@@ -397,9 +398,14 @@ class BudgetPace(Pace):
         job = self._out.pop(record.case, None)
         if job is not None and record.status == "ok":
             timed = [r.times_ns for r in siblings if r.times_ns]  # one may be left out
-            times = (np.max if record.case.groups else np.sum)(timed, axis=0) / 1e9
-            call = float(np.median(times))
-            cost = Cost(max(0.0, record.seconds - float(times.sum())), call)
+            combine = np.max if record.case.groups else np.sum
+            if len({*map(len, timed)}) == 1:
+                times = combine(timed, axis=0) / 1e9
+                call, spent = float(np.median(times)), float(times.sum())
+            else:  # each has ended by itself
+                call = float(combine([np.median(of_one) for of_one in timed])) / 1e9
+                spent = float(combine([np.sum(of_one) for of_one in timed])) / 1e9
+            cost = Cost(max(0.0, record.seconds - spent), call)
             self._costs[record.case.key] = cost
             self._cost_pairs[_is_large(job)].append((cost, self._guess(job)))
             self._correct()

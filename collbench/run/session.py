@@ -487,7 +487,7 @@ def time_now() -> str:
 def clean_command(command: Sequence[str]) -> list[str]:
     """A command line to keep: without secrets, and without the place where collbench is
     installed."""
-    return ["collbench", *map(variables.mask_text, command[1:])]
+    return ["collbench", *variables.mask_words(command[1:])]
 
 
 def _describe_run(order: Order, suite: Suite, world: worlds.World, before: dict[str, Load]) -> Run:

@@ -361,9 +361,10 @@ def _replace_axes(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -
     for other in _expand_product(
         msgspec.structs.replace(axes, **{**fixed, **changes, "cycles": 1})
     ):
-        if (other.collective, other.groups, other.group) == (
+        # rounds of pairs have the number of ranks in their name, which may be changed
+        if (other.collective, other.groups.partition("/")[0], other.group) == (
             case.collective,
-            case.groups,
+            case.groups.partition("/")[0],
             case.group,
         ):
             yield msgspec.structs.replace(other, cycle=case.cycle)

@@ -186,6 +186,7 @@ def test_slurm_drains_a_blamed_node(recipe: Callable[[str], Path], tools: Tools)
     reason = "Reason=collbench: node1.example.org has wrong data <!channel> & 'quoted' $HOME"
     assert done.returncode == 0, done.stderr
     assert tools.calls == [
+        ["scontrol", "show", "node", "-o"],
         ["scontrol", "show", "node", "node1", "-o"],
         ["scontrol", "update", "NodeName=node1", "State=DRAIN", reason],
     ]
@@ -196,7 +197,35 @@ def test_a_node_that_is_drained_keeps_its_reason(
 ) -> None:
     tools.add("scontrol", "NodeName=node1 State=IDLE+DRAIN Reason=DIMM")
     assert drain(recipe, tools, as_json(verdict("node1")), "slurm").returncode == 0
-    assert [call[1] for call in tools.calls] == ["show"]
+    assert [call[1] for call in tools.calls] == ["show", "show"]
+
+
+TAKEN = "NodeName={} State=IDLE+DRAIN ThreadsPerCore=1 Reason=collbench: has wrong data [root@now]"
+
+
+@pytest.mark.parametrize(("names", "code"), [(("node7", "node8"), 1), (("node7", "node1"), 0)])
+def test_nodes_that_collbench_has_drained_count_as_well(
+    recipe: Callable[[str], Path], tools: Tools, names: tuple[str, ...], code: int
+) -> None:
+    """Where each node judges itself, each verdict blames but one."""
+    others = ["NodeName=node9 State=DOWN+DRAIN Reason=DIMM", "NodeName=node10 State=IDLE"]
+    tools.add("scontrol", "\n".join([*map(TAKEN.format, names), *others]))
+    done = drain(recipe, tools, as_json(verdict("node1")), "slurm")
+    assert done.returncode == code, done.stderr
+    assert ("more beside node7, node8" in done.stderr) == bool(code)
+    assert len(tools.calls) == (1 if code else 2)  # of node1, as all lines name it drained
+
+
+def test_nodes_that_collbench_has_tainted_count_as_well(
+    recipe: Callable[[str], Path], tools: Tools
+) -> None:
+    taint = {"key": "collbench/unhealthy", "effect": "NoSchedule"}
+    items = [{"metadata": {"name": name}, "spec": {"taints": [taint]}} for name in ("a", "b")]
+    items += [{"metadata": {"name": "c"}, "spec": {}}]
+    tools.add("kubectl", json.dumps({"items": items}))
+    done = drain(recipe, tools, as_json(verdict("node1")), "kubernetes")
+    assert done.returncode == 1 and "more beside a, b" in done.stderr
+    assert drain(recipe, tools, as_json(verdict("a")), "kubernetes").returncode == 0
 
 
 def test_kubernetes_taints_a_blamed_node_and_says_why(
@@ -206,7 +235,7 @@ def test_kubernetes_taints_a_blamed_node_and_says_why(
     done = drain(recipe, tools, as_json(verdict("Node1.example.org")), "kubernetes")
     assert done.returncode == 0, done.stderr
     node, taint = "node1.example.org", "collbench/unhealthy"
-    taint_call, annotate_call = tools.calls
+    _, taint_call, annotate_call = tools.calls
     assert taint_call == [
         *("kubectl", "taint", "nodes", node),
         *(f"{taint}=true:NoSchedule", "--overwrite"),
@@ -247,7 +276,7 @@ def test_a_reason_with_control_characters_stays_one_line(
     blamed = [{"host": "node1", "reasons": ["a\nNodeName=node2\x1b[31m", "b" * 1000]}]
     given = json.dumps({"schema": 1, "state": "unhealthy", "blamed": blamed})
     assert drain(recipe, tools, given, "slurm").returncode == 0
-    reason = tools.calls[1][4]
+    reason = tools.calls[2][4]
     assert reason.startswith("Reason=collbench: a NodeName=node2 [31m; bbb")
     assert reason.isprintable() and len(reason) < 270
 
@@ -261,7 +290,7 @@ def test_more_hosts_than_most_are_left_to_people(
     assert (done.returncode, tools.calls) == (1, [])
     assert "3 hosts are blamed, more than --most" in done.stderr
     assert drain(recipe, tools, given, "kubernetes", "--most", "3").returncode == 0
-    assert len(tools.calls) == 6
+    assert len(tools.calls) == 7
 
 
 def test_a_dry_run_calls_nothing(recipe: Callable[[str], Path], tools: Tools) -> None:
@@ -522,6 +551,6 @@ def test_health_drains_the_only_node_where_data_was_wrong(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1, capfd.readouterr().err
-    assert [call[:4] for call in tools.calls[1:]] == [
+    assert [call[:4] for call in tools.calls[2:]] == [
         ["scontrol", "update", "NodeName=node1", "State=DRAIN"]
     ]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core import groups, splits
-from collbench.core.errors import Exit, UsageError
+from collbench.core.errors import CollbenchError, Exit, UsageError
 from collbench.features.compare import command as compare
 from collbench.features.health.checks import curves
 from collbench.features.interop import importers
@@ -105,7 +105,7 @@ def test_what_is_compared_or_fitted_holds_no_times_of_single_ranks(
     [
         (["health", "RUN", "--no-history", "--expect"], "larger than 256 KiB"),
         (["history", "baseline", "load"], "larger than 16,384 KiB"),
-        (["health", "RUN", "--history"], "larger than 4 GiB"),
+        (["history", "trend", "--history"], "larger than 4 GiB"),
         (["pairs", "-g", "3", "--dry-run", "--topology"], "larger than 4,096 KiB"),
     ],
 )
@@ -117,7 +117,16 @@ def test_files_that_are_handed_in_are_refused_before_they_are_in_memory(
         file.truncate(1 << 34)  # sparse
     given = [str(path) if word == "RUN" else word for word in words]
     done = CliRunner().invoke(main.app, [*given, str(large)])
-    assert isinstance(done.exception, UsageError) and said in str(done.exception)
+    assert isinstance(done.exception, CollbenchError) and said in str(done.exception)
+
+
+def test_a_night_is_judged_though_its_history_is_full(path: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    with full.open("wb") as file:
+        file.truncate(1 << 34)  # sparse
+    done = CliRunner().invoke(main.app, ["health", str(path), "--history", str(full)])
+    assert done.exit_code == Exit.NO_VERDICT, done.exception
+    assert "larger than 4 GiB" in done.output
 
 
 def test_expectations_are_no_deeper_than_a_person_writes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collbench.features.forms.calls import Place, Side, count_wrong, make_sides
 from collbench.features.forms.measurable import Form
 from collbench.records.types import GpuState
 from collbench.run.backends import do_nothing
-from collbench.run.jobs import Job
+from collbench.run.jobs import Job, fit_policy
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.gpu import Guard, collect_worst
@@ -37,7 +37,7 @@ class FormTrial:
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self._bench, self._job, self._case = bench, job, job.case
-        self._control, self._policy = bench.control, bench.policy
+        self._control, self._policy = bench.control, fit_policy(bench.policy, job)
         self._form: Form = job.subject
         self._count = partial(bench.board.count_calls, bench.rank)
         seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
@@ -147,7 +147,7 @@ class FormTrial:
         def make_sampler(inner: int) -> Sampler:
             return Sampler([(call, (0,))], inner, self._control, self._count, None, finish)
 
-        policy, mode = bench.policy, self._case.mode
+        policy, mode = self._policy, self._case.mode
         in_turns = bench.in_turns
         return Protocol(
             policy, bench.control, sync, make_sampler, mode, self._job, guard, in_turns=in_turns
@@ -166,7 +166,7 @@ class FormTrial:
             invalid, hopeless = measured.invalid, measured.hopeless
             return fail_without_samples(invalid, sampler.remedy, hopeless, gpus)
         bench = self._bench
-        policy = msgspec.structs.replace(bench.policy, agg_iters=1)
+        policy = msgspec.structs.replace(self._policy, agg_iters=1)
         ranks = range(self._case.n)
         timing = select_timing(self._case, measured, bench.common, ranks, policy)
         return MeasuredCase(

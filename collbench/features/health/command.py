@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 
 
 NIGHTLY = "health"  # the tag of suites whose runs are nights
+OLD_DAYS = 2  # after which it is told that the last night is an old one
 
 
 NO_HISTORY_HINT = "--no-history judges without it"
@@ -334,6 +336,7 @@ def _last_night() -> str:
             if not run_file.is_running(path):
                 for text in running:
                     print_message(f"{text}: this is about {path.stem}, the night before")
+                _tell_of_age(path)
                 return str(path)
             running.append(run_file.describe_running(path))
     if running:
@@ -343,6 +346,16 @@ def _last_night() -> str:
         " collbench run nightly measures a night"
     )
     return "@last"
+
+
+def _tell_of_age(path: Path) -> None:
+    """Says where the last night is an old one, as it is when nobody measures any more."""
+    days = (time.time() - path.stat().st_mtime) / 86400
+    if days > OLD_DAYS:
+        print_message(
+            f"the last night is {days:.0f} days old ({path.stem}): is none measured any more?",
+            "collbench run nightly measures one; name a run to judge it whatever its age",
+        )
 
 
 class JudgedNight(NamedTuple):

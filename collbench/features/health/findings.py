@@ -75,6 +75,7 @@ class Checked(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a night comes to. ``injected`` names a fault that was planted, and marks every output.
     ``fake``: a run was on fake GPUs. ``ended`` is when the last of the runs did, or was begun.
+    ``judged_hosts`` are those of a fleet that had a verdict; None where it is of all ``hosts``.
     ``busy`` says that others used the machines meanwhile, which fails nothing, or is empty."""
 
     state: State
@@ -85,6 +86,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     injected: str = ""
     fake: bool = False
     hosts: Sequence[str] = ()
+    judged_hosts: Sequence[str] | None = None
     ended: str = ""
     busy: str = ""
 

@@ -43,7 +43,7 @@ def assemble_runs(
     run = Run(
         id=store.new_id(f"imported-{index:02x}"),
         started=reading.started or next((r.started for r in reading.records if r.started), ""),
-        command=[variables.mask_text(word) for word in reading.command],
+        command=variables.mask_words(reading.command),
         suite=Suite(
             name="imported", axes=axes, policy=reading.policy, description=describe_average(reading)
         ),

@@ -18,7 +18,7 @@ from collbench.features.p2p.patterns import Transmission
 from collbench.records import stats
 from collbench.records.types import GpuState
 from collbench.run.backends import Call, Message, do_nothing
-from collbench.run.jobs import Job
+from collbench.run.jobs import Job, fit_policy
 from collbench.run.launch.board import Phase
 from collbench.run.memory import PAGE
 from collbench.run.rank.bench import Bench
@@ -51,7 +51,7 @@ class TransferTrial:
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self._bench, self._case = bench, job.case
-        self._control, self._policy = bench.control, bench.policy
+        self._control, self._policy = bench.control, fit_policy(bench.policy, job)
         self._transfer: Transfer = job.subject
         per_round = self._transfer.messages
         inner = job.inner and max(1, job.inner // per_round)
@@ -216,7 +216,7 @@ class TransferTrial:
         if bench.policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
         return Protocol(
-            bench.policy,
+            self._policy,
             bench.control,
             sync,
             self._make_sampler,
@@ -232,7 +232,7 @@ class TransferTrial:
         self, measured: Measured, first: int, gpus: dict[int, GpuState]
     ) -> MeasuredCase:
         bench = self._bench
-        policy = msgspec.structs.replace(bench.policy, agg_iters=1)
+        policy = msgspec.structs.replace(self._policy, agg_iters=1)
         ranks = range(self._case.n)
         timing = select_timing(self._case, measured, bench.common, ranks, policy)
         return MeasuredCase(

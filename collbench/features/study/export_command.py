@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from collbench.cli.families import Collective, Debug, Root
 from collbench.core.errors import UsageError
+from collbench.core.text import print_message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,12 @@ def export(options: ExportOptions) -> None:
         name = options.algorithm.partition(":")[0]
         return typer.echo(writers[to].write_schedule(schedule, size, output, name))
     text = exports.FORMATS[to](schedule, size)
+    if to == "msccl-executor" and schedule.row.rooted:
+        print_message(
+            f"the format names no root: RCCL runs this for calls of any root, with the data of"
+            f" rank {schedule.root}",
+            f"load it only where all calls have root {schedule.root}",
+        )
     if output is None:
         return typer.echo(text, nl=False)
     nbytes = files.save_text(output, text, exports.NAME if to == "json" else "", shared=True)

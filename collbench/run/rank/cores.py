@@ -48,8 +48,10 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
     """
     cores = cpus.usable_cpus()[: cpus.core_count()]
     own_host = environment.boot_id() or environment.host_name()
-    collected = control.collect([own_host, cores, is_bound_to_few()])
-    everyone = [(machine, rank_cores) for machine, rank_cores, _ in collected]
+    # ranks may be bound each to a thread of the same core
+    physical = sorted(map(cpus.core_of, cores))
+    collected = control.collect([own_host, cores, is_bound_to_few(), physical])
+    everyone = [(machine, rank_cores) for machine, rank_cores, *_ in collected]
     shared = {
         machine: {c for m, rank_cores in everyone for c in rank_cores if m == machine}
         for machine, _ in everyone
@@ -59,11 +61,17 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
     if bind and threads <= share and len(shared[own_host]) == len(cores):
         at = sum(machine == own_host for machine, _ in everyone[:rank]) * share
         os.sched_setaffinity(0, cores[at : at + share])
-    ranks = [(counts[machine], len(shared[machine])) for machine in counts]
+    core_counts = {
+        machine: len(
+            {core for m, *_, rank_cores in collected for core in rank_cores if m == machine}
+        )
+        for machine in counts
+    }
+    ranks = [(counts[machine], core_counts[machine]) for machine in counts]
     return Cores(
         oversubscribed=any(count > core_count for count, core_count in ranks),
         cramped=any(count * threads > core_count for count, core_count in ranks),
-        bound=any(is_bound for _, _, is_bound in collected),
+        bound=any(is_bound for _, _, is_bound, _ in collected),
     )
 
 

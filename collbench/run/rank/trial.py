@@ -14,7 +14,7 @@ from collbench.core.errors import CannotRun
 from collbench.records.choice import add_names, without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call, do_nothing
-from collbench.run.jobs import Job
+from collbench.run.jobs import Job, fit_policy
 from collbench.run.launch.board import Phase
 from collbench.run.rank import counted
 from collbench.run.rank.adding import find_adding_names
@@ -89,14 +89,7 @@ class Trial:
             if self._group.idle
             else msgspec.structs.replace(job.case, group=self._group.number)
         )
-        self._policy = bench.policy
-        if job.warmup is not None:
-            self._policy = msgspec.structs.replace(bench.policy, warmup=job.warmup)
-        if job.seconds is not None:
-            least = min(bench.policy.min_seconds, job.seconds / 4)
-            self._policy = msgspec.structs.replace(
-                self._policy, max_seconds=job.seconds, min_seconds=least
-            )
+        self._policy = fit_policy(bench.policy, job)
         self._planted = bench.planted()
         self._delay = self._planted.tarry if self._planted else do_nothing
         slots = [self._case] * job.rotation

@@ -728,6 +728,9 @@ def test_fingerprint_follows_libraries(server: Machine, monkeypatch: pytest.Monk
         ("1,-1,0", 1),
         ("GPU-8932f937, 0", 2),
         ("0,1,2,3", 2),
+        ("0,99", 1),
+        ("NoDevFiles", 0),
+        ("MIG-GPU-8932f937-0cb5/1/0", 1),
     ],
 )
 def test_gpu_count(
@@ -977,3 +980,54 @@ def test_long_words_are_read_in_a_moment(text: str) -> None:
 def test_a_module_that_python_runs_is_no_user() -> None:
     assert secrets.mask_secrets("python -u train:main") == "python -u train:main"
     assert "hunter2" not in secrets.mask_secrets("curl -s -u me:hunter2 https://x.org")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sshpass", "-p", "planted", "mpirun"),
+        ("curl", "-u", "me:planted"),
+        ("./wrap", "--api-key", "planted", "-n", "2"),
+        ("x", "--password", "planted"),
+        ("a", "b", "c", "Authorization:", "Bearer", "planted"),
+    ],
+)
+def test_a_secret_is_known_by_the_words_before_it(words: tuple[str, ...]) -> None:
+    shown = variables.mask_words(words)
+    assert len(shown) == len(words) and "planted" not in " ".join(shown)
+    assert shown[0] == words[0]
+
+
+def test_a_command_without_a_secret_stays_as_it_is() -> None:
+    words = [
+        "mpirun",
+        "-np",
+        "8",
+        "-x",
+        "NCCL_ALGO=Ring",
+        "./all_reduce_perf",
+        "-b",
+        "8",
+        "-p",
+        "1",
+    ]
+    assert variables.mask_words(words) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("processor\t: 0\nuarch\t\t: sifive,u74-mc\n", "sifive,u74-mc"),
+        ("processor\t: 0\nmodel name\t: Fast CPU 9000\n", "Fast CPU 9000"),
+    ],
+)
+def test_a_processor_says_its_model_in_its_own_way(bare: Machine, text: str, model: str) -> None:
+    bare.add({"proc/cpuinfo": text})
+    assert cpus.cpu_facts(bare.root)["model"] == model
+
+
+def test_threads_of_a_core_are_one_core(bare: Machine) -> None:
+    at = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    bare.add({at.format(1): "1,65", at.format(65): "1,65"})
+    assert [cpus.core_of(cpu, bare.root) for cpu in (1, 65, 7)] == [1, 1, 7]

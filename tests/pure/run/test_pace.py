@@ -478,3 +478,13 @@ def test_what_is_dropped_is_the_costliest(clock: Clock) -> None:
     _, found, dropped = spent(clock, 10.0, 10.0)
     assert {each.case.nbytes for each in found} >= {64, 16 << 10}
     assert dropped[0].nbytes == 64 << 20
+
+
+def test_parts_that_end_by_themselves_have_their_own_numbers_of_samples(clock: Clock) -> None:
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    whole = case(32 << 20, "step", subject=STEPPED.title, op="none", dtype="uint8")
+    budget.open_plan(Plan(0, "gloo", 4, (), POLICY, [Job(whole, 1, "hot", subject=STEPPED)], 30.0))
+    (job,) = budget.next_jobs()
+    for number, part in enumerate(job.case.siblings):
+        budget.accept(record(part, times_ns=[10**9] * (number + 1), seconds=20.0))
+    assert budget._costs[whole.key].call == len(job.case.siblings)

@@ -351,3 +351,10 @@ def test_one_rank_under_a_launcher_is_one_a_process(
 ) -> None:
     axes = Axes(collectives=("all_reduce",), sizes=(8,), backends=("gloo",), ranks=asked)
     assert axes.resolve(launched).ranks == ranks
+
+
+def test_an_override_of_ranks_keeps_the_rounds_of_pairs() -> None:
+    axes = Axes(collectives=("sendrecv",), sizes=(8,), ranks=(4,), groups="pairs")
+    fewer = Override(match=Part(), axes=Part(ranks=(2,)))
+    cases, _ = Suite(name="x", axes=axes, overrides=(fewer,)).expand()
+    assert {case.world for case in cases} == {2}

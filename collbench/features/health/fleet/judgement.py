@@ -173,7 +173,7 @@ def judge_batches(
     """The fleet that these runs are of."""
     gathered = _gather_runs(batches, set(expected))
     runs = [run for entries in gathered.by_host.values() for run in entries.values()]
-    night = Counter(run.night for run in runs).most_common(1)[0][0] if runs else ""
+    night = _choose_night(run.night for run in runs)
     nodes = [
         _make_node(host, list(entries.values()), gathered.digests, night)
         for host, entries in gathered.by_host.items()
@@ -196,6 +196,14 @@ def judge_batches(
         fake=any(run.fake for run in runs),
         checked=sum(run.checked for run in [*runs, *gathered.unnamed]),
     )
+
+
+def _choose_night(nights: Iterable[str]) -> str:
+    """The last night of those that have at least half as many runs as the fullest: a folder may
+    hold several, and single nodes may have a wrong clock. Empty without any."""
+    counts = Counter(nights)
+    most = max(counts.values(), default=0)
+    return max((night for night, count in counts.items() if 2 * count >= most), default="")
 
 
 class _Gathered(NamedTuple):

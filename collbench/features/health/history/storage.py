@@ -333,9 +333,9 @@ class Book:
 
 
 def _refuse_large_file(file: str) -> None:
-    """Raises UsageError for a file of over 4 GiB, which is hardly a history."""
+    """Raises CannotRun for a file of over 4 GiB, which is full or no history."""
     if os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
-        raise UsageError(
+        raise CannotRun(
             f"{file} is larger than 4 GiB, the limit of a history",
             "begin another: collbench history add RUNS --history NEW.sqlite; the levels kept in"
             " files go there by collbench history baseline load FILE --history NEW.sqlite",

@@ -501,7 +501,11 @@ def list_gauges(verdict: Verdict) -> list[Gauge]:
         Gauge(
             "collbench_health_host_blamed",
             "1 where a host may be taken out of service, as findings blame it with certainty.",
-            [({"host": host}, host in blamed) for host in verdict.hosts],
+            [
+                ({"host": host}, host in blamed)
+                for host in verdict.hosts
+                if host in blamed or verdict.judged_hosts is None or host in verdict.judged_hosts
+            ],
         ),
         Gauge(
             "collbench_health_injected",

@@ -286,7 +286,7 @@ class _Tables(ABC):
             library=self._library,
             env=tuple(env),
             sync="barrier" if mode == "isolated" else "",
-            command=" ".join(map(variables.mask_text, self._command)),
+            command=" ".join(variables.mask_words(self._command)),
             facts=(("tool", self._version), ("ranks", str(rank_count or ""))),
         )
 

@@ -413,7 +413,7 @@ class _Tables:
         mode: Mode = "graph" if self._settings.get("graph") else mode_of(self._blocking)
         settings = variables.select_variables(settings_of(command))
         env = tuple((name, value) for name, value in settings.items() if name in self._varying)
-        command_text = " ".join(map(variables.mask_text, command))
+        command_text = " ".join(variables.mask_words(command))
         waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
         facts = [] if ours else self._facts(command)
         facts.append(("process", str(at) if by_process else reading.process))

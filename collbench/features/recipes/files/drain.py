@@ -8,7 +8,8 @@
 Reads the verdict as JSON on standard input and takes the hosts of its list `blamed`: those that a
 critical finding, or a sure warning on machines that nobody else used, is about. The list is empty
 where there is no verdict, a fault was planted or GPUs were fake. Where more hosts than --most are
-blamed, nothing is done: that many are rarely broken at once, and a person should look.
+blamed, or are out of service for such a verdict already, nothing is done: that many are rarely
+broken at once, and a person should look.
 Needs Python 3.9, and scontrol or kubectl.
 """
 
@@ -28,7 +29,9 @@ def main() -> int:
     """Take hosts out of service; 0 where all that was to be done is done."""
     parser = argparse.ArgumentParser(description="Take blamed hosts out of service.")
     parser.add_argument("where", choices=("slurm", "kubernetes"))
-    parser.add_argument("--most", type=int, default=2, help="hosts at once; more: none (default 2)")
+    parser.add_argument(
+        "--most", type=int, default=2, help="hosts out of service at once (default 2)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print commands, run none")
     options = parser.parse_args()
     try:
@@ -45,13 +48,52 @@ def main() -> int:
         if not HOST.fullmatch(host) or short.lower() == "all" or short.isdigit():
             print(f"drain: {host!r} is no host's name; nothing is done", file=sys.stderr)
             return 2
-    if len(reasons) > options.most:
-        print(f"drain: {len(reasons)} hosts are blamed, more than --most", file=sys.stderr)
-        return 1
     if not reasons:
         print("drain: no host is blamed with certainty; nothing is done", file=sys.stderr)
+    elif len(reasons) > options.most:
+        print(f"drain: {len(reasons)} hosts are blamed, more than --most", file=sys.stderr)
+        return 1
+    taken = list_taken(options.where, reasons) if reasons and not options.dry_run else []
+    if len(reasons) + len(taken) > options.most:
+        print(
+            f"drain: {len(reasons)} more beside {', '.join(taken[:8])}, which collbench has taken"
+            " out of service: more than --most; nothing is done",
+            file=sys.stderr,
+        )
+        return 1
     take = drain_in_slurm if options.where == "slurm" else taint_in_kubernetes
     return max([take(host, reason, options.dry_run) for host, reason in reasons.items()], default=0)
+
+
+def list_taken(where: str, blamed: dict[str, str]) -> list[str]:
+    """Other nodes than those blamed now that a verdict has taken out of service before; none where
+    the cluster does not tell."""
+    slurm = where == "slurm"
+    command = ["scontrol", "show", "node", "-o"] if slurm else ["kubectl", "get", "nodes", "-ojson"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        names = list_drained(done.stdout) if slurm else list_tainted(done.stdout)
+    except (OSError, subprocess.CalledProcessError, ValueError, KeyError, TypeError):
+        print("drain: which nodes are out of service already is not known", file=sys.stderr)
+        return []
+    now = {host.partition(".")[0].lower() for host in blamed} | {host.lower() for host in blamed}
+    return [name for name in names if name.lower() not in now]
+
+
+def list_drained(text: str) -> list[str]:
+    """The nodes that Slurm says are drained for a reason of collbench's."""
+    lines = (line for line in text.splitlines() if re.search(r"\bState=\S*DRAIN", line))
+    found = (re.match(r"NodeName=(\S+).*\bReason=collbench: ", line) for line in lines)
+    return [match[1] for match in found if match]
+
+
+def list_tainted(text: str) -> list[str]:
+    """The nodes that have collbench's taint."""
+    return [
+        node["metadata"]["name"]
+        for node in json.loads(text)["items"]
+        if any(taint["key"] == TAINT for taint in node["spec"].get("taints") or ())
+    ]
 
 
 def drain_in_slurm(host: str, reason: str, dry_run: bool) -> int:

@@ -209,5 +209,5 @@ def test_a_world_is_bound_where_one_of_its_ranks_is(
     monkeypatch.setattr(environment, "boot_id", lambda: HERE)
     monkeypatch.setattr(cpus, "usable_cpus", lambda: list(range(16)))
     monkeypatch.setattr(cpus, "core_count", lambda: 16)
-    control = Told(0, [None, [ELSEWHERE, [0], other]])
+    control = Told(0, [None, [ELSEWHERE, [0], other, [0]]])
     assert cores.settle_cores(0, control, 1, False) == cores.Cores(False, False, other)

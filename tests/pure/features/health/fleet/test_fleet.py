@@ -447,3 +447,27 @@ def test_deviations_are_of_all_rows() -> None:
     judged = fleet(slower={3: 0.5})
     assert fleets.name_node(3) in odd_nodes(judged)
     assert set(judged.nodes[0].deviations) >= {ALL, "all_reduce", "broadcast"}
+
+
+@pytest.mark.parametrize(
+    ("nights", "chosen"),
+    [
+        (["a"] * 500 + ["b"] * 480, "b"),  # last night's, of a folder that holds two
+        (["a"] * 500 + ["b"] * 3, "a"),  # three clocks are wrong
+        ([], ""),
+    ],
+)
+def test_the_last_whole_night_is_judged(nights: list[str], chosen: str) -> None:
+    assert judgement._choose_night(nights) == chosen
+
+
+def test_a_node_without_a_verdict_is_not_said_to_be_fine(said: Said, tmp_path: Path) -> None:
+    """Node Health Check takes a node back that a verdict does not blame."""
+    save_fleet(tmp_path / "night")
+    listed = tmp_path / "nodes"
+    listed.write_text("\n".join([*map(name_node, range(12)), "absent"]))
+    metrics = tmp_path / "x.prom"
+    words = ("--nodes", str(listed), "--max-missing", "1", "-o", str(metrics))
+    assert said(str(tmp_path / "night"), *words)[0] == 0
+    text = metrics.read_text()
+    assert f'host_blamed{{host="{name_node(3)}"}} 0' in text and "absent" not in text
