@@ -62,6 +62,8 @@ def list_foreign_variables(names: Iterable[str]) -> list[str]:
     )
 
 
+# options that sound like secrets, and have none
+HARMLESS = re.compile(r"--?(?:no-)?pin(?:[-_]\w+)?|--?[\w-]*tokens", re.I)
 WORDS_BEFORE = 3  # a secret, that may say that it is one: sshpass -p X
 
 
@@ -71,7 +73,8 @@ def mask_words(words: Sequence[str]) -> list[str]:
     masked = []
     for at, word in enumerate(words):
         shown = mask_text(word)
-        for before in range(1, min(at, WORDS_BEFORE) + 1):
+        is_plain = word.startswith("-") or (at and HARMLESS.fullmatch(words[at - 1]))
+        for before in range(1, 0 if is_plain else min(at, WORDS_BEFORE) + 1):
             context = " ".join(words[at - before : at]) + " "
             hidden = mask_text(context + word)
             if shown == word and hidden.startswith(context):

@@ -212,8 +212,17 @@ def test_nodes_that_collbench_has_drained_count_as_well(
     tools.add("scontrol", "\n".join([*map(TAKEN.format, names), *others]))
     done = drain(recipe, tools, as_json(verdict("node1")), "slurm")
     assert done.returncode == code, done.stderr
-    assert ("more beside node7, node8" in done.stderr) == bool(code)
+    assert ("already: node7, node8; together" in done.stderr) == bool(code)
     assert len(tools.calls) == (1 if code else 2)  # of node1, as all lines name it drained
+
+
+def test_nothing_is_drained_where_it_is_unknown_how_many_are(
+    recipe: Callable[[str], Path], tools: Tools
+) -> None:
+    tools.add("kubectl", "error: you may not list nodes")
+    done = drain(recipe, tools, as_json(verdict("node1")), "kubernetes")
+    assert done.returncode == 1 and "is not known" in done.stderr
+    assert len(tools.calls) == 1
 
 
 def test_nodes_that_collbench_has_tainted_count_as_well(
@@ -224,14 +233,14 @@ def test_nodes_that_collbench_has_tainted_count_as_well(
     items += [{"metadata": {"name": "c"}, "spec": {}}]
     tools.add("kubectl", json.dumps({"items": items}))
     done = drain(recipe, tools, as_json(verdict("node1")), "kubernetes")
-    assert done.returncode == 1 and "more beside a, b" in done.stderr
+    assert done.returncode == 1 and "already: a, b; together" in done.stderr
     assert drain(recipe, tools, as_json(verdict("a")), "kubernetes").returncode == 0
 
 
 def test_kubernetes_taints_a_blamed_node_and_says_why(
     recipe: Callable[[str], Path], tools: Tools
 ) -> None:
-    tools.add("kubectl")
+    tools.add("kubectl", '{"items": []}')
     done = drain(recipe, tools, as_json(verdict("Node1.example.org")), "kubernetes")
     assert done.returncode == 0, done.stderr
     node, taint = "node1.example.org", "collbench/unhealthy"
@@ -284,7 +293,7 @@ def test_a_reason_with_control_characters_stays_one_line(
 def test_more_hosts_than_most_are_left_to_people(
     recipe: Callable[[str], Path], tools: Tools
 ) -> None:
-    tools.add("kubectl")
+    tools.add("kubectl", '{"items": []}')
     given = as_json(verdict("node1", "node2", "node3"))
     done = drain(recipe, tools, given, "kubernetes")
     assert (done.returncode, tools.calls) == (1, [])
@@ -296,6 +305,9 @@ def test_more_hosts_than_most_are_left_to_people(
 def test_a_dry_run_calls_nothing(recipe: Callable[[str], Path], tools: Tools) -> None:
     done = drain(recipe, tools, as_json(verdict("node1")), "slurm", "--dry-run")
     assert (done.returncode, tools.calls) == (0, []) and "'State=DRAIN'" in done.stderr
+    tools.add("scontrol", "\n".join(map(TAKEN.format, ("node7", "node8"))))
+    done = drain(recipe, tools, as_json(verdict("node1")), "slurm", "--dry-run")
+    assert done.returncode == 1 and "'State=DRAIN'" not in done.stderr
 
 
 @pytest.mark.parametrize("where", ["slurm", "kubernetes"])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core import groups, splits
-from collbench.core.errors import CollbenchError, Exit, UsageError
+from collbench.core.errors import Exit, UsageError
 from collbench.features.compare import command as compare
 from collbench.features.health.checks import curves
 from collbench.features.interop import importers
@@ -117,7 +117,7 @@ def test_files_that_are_handed_in_are_refused_before_they_are_in_memory(
         file.truncate(1 << 34)  # sparse
     given = [str(path) if word == "RUN" else word for word in words]
     done = CliRunner().invoke(main.app, [*given, str(large)])
-    assert isinstance(done.exception, CollbenchError) and said in str(done.exception)
+    assert isinstance(done.exception, UsageError) and said in str(done.exception)
 
 
 def test_a_night_is_judged_though_its_history_is_full(path: Path, tmp_path: Path) -> None:

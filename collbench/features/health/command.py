@@ -7,10 +7,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -55,7 +55,7 @@ HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 
 
 NIGHTLY = "health"  # the tag of suites whose runs are nights
-OLD_DAYS = 2  # after which it is told that the last night is an old one
+MAX_DAYS = 2  # of the last night's age, without a warning
 
 
 NO_HISTORY_HINT = "--no-history judges without it"
@@ -331,12 +331,13 @@ def _last_night() -> str:
     running: list[str] = []
     for path in reversed(store.list_saved()):
         with suppress(CollbenchError):  # what cannot be read is no night
-            if NIGHTLY not in run_file.read_run(path).suite.tags:
+            run = run_file.read_run(path)
+            if NIGHTLY not in run.suite.tags:
                 continue
             if not run_file.is_running(path):
                 for text in running:
                     print_message(f"{text}: this is about {path.stem}, the night before")
-                _tell_of_age(path)
+                _warn_of_age(path, run.started)
                 return str(path)
             running.append(run_file.describe_running(path))
     if running:
@@ -348,14 +349,15 @@ def _last_night() -> str:
     return "@last"
 
 
-def _tell_of_age(path: Path) -> None:
-    """Says where the last night is an old one, as it is when nobody measures any more."""
-    days = (time.time() - path.stat().st_mtime) / 86400
-    if days > OLD_DAYS:
-        print_message(
-            f"the last night is {days:.0f} days old ({path.stem}): is none measured any more?",
-            "collbench run nightly measures one; name a run to judge it whatever its age",
-        )
+def _warn_of_age(path: Path, started: str) -> None:
+    """Warns where the last night is an old one, as it is when nobody measures any more."""
+    with suppress(ValueError, OverflowError):  # a time that is none
+        days = (datetime.now(UTC) - datetime.fromisoformat(started).astimezone(UTC)).days
+        if days > MAX_DAYS:
+            print_message(
+                f"the last night is {days:,} days old ({path.stem}): is none measured any more?",
+                "collbench run nightly measures one",
+            )
 
 
 class JudgedNight(NamedTuple):
@@ -411,6 +413,7 @@ def check_earlier(
     from collbench.features.health.checks import past
     from collbench.features.health.checks import table as checks
     from collbench.features.health.checks.hosts import CheckResult
+    from collbench.features.health.history.storage import FullHistory
 
     def blind(why: str, lacks: str = "") -> tuple[Check, None]:
         return checks.Check("history", lambda _: CheckResult(missing=why, lacks=lacks)), None
@@ -422,7 +425,7 @@ def check_earlier(
         return blind(trouble)
     try:
         book = history.open_book(url)
-    except CannotRun as e:
+    except (CannotRun, FullHistory) as e:
         return blind(f"{e.message}; {NO_HISTORY_HINT}", past.EARLIER_NIGHTS)
     with book:
         try:

@@ -65,9 +65,10 @@ def export(options: ExportOptions) -> None:
         return typer.echo(writers[to].write_schedule(schedule, size, output, name))
     text = exports.FORMATS[to](schedule, size)
     if to == "msccl-executor" and schedule.row.rooted:
+        what = "the result is always at" if schedule.row.reduces else "the data are always those of"
         print_message(
-            f"the format names no root: RCCL runs this for calls of any root, with the data of"
-            f" rank {schedule.root}",
+            f"the format names no root, so libraries run this for calls of any: {what} rank"
+            f" {schedule.root}",
             f"load it only where all calls have root {schedule.root}",
         )
     if output is None:

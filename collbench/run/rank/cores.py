@@ -63,7 +63,7 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
         os.sched_setaffinity(0, cores[at : at + share])
     core_counts = {
         machine: len(
-            {core for m, *_, rank_cores in collected for core in rank_cores if m == machine}
+            {core for m, *_, physical_cores in collected for core in physical_cores if m == machine}
         )
         for machine in counts
     }

@@ -134,8 +134,12 @@ def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Tw
 
 def test_the_record_of_both_visits_has_the_samples_of_both(passes: TwoPassPace) -> None:
     passes.open_plan(planned(SMALL[0]))
-    first = scattered(SMALL[0], 0.5, seconds=1.0, checked=3, control_ns=[5, 6], preempted=1)
-    second = scattered(SMALL[0], 0.4, seconds=2.0, checked=4, invalid={"late start": 2})
+    first = scattered(
+        SMALL[0], 0.5, seconds=1.0, checked=3, control_ns=[5, 6], preempted=1, clock_error_ns=9
+    )
+    second = scattered(
+        SMALL[0], 0.4, seconds=2.0, checked=4, invalid={"late start": 2}, clock_error_ns=2
+    )
     assert passes.accept(first) is first
     passes.next_jobs()
     both = passes.accept(second)
@@ -143,6 +147,7 @@ def test_the_record_of_both_visits_has_the_samples_of_both(passes: TwoPassPace) 
     assert both.times_ns == first.times_ns + second.times_ns
     assert [len(times) for times in both.per_rank] == [120] * 4
     assert (both.seconds, both.checked, both.preempted) == (3.0, 7, 1)
+    assert both.clock_error_ns == 9
     assert both.control_ns == [5, 6] and both.invalid == {"late start": 2}
 
 

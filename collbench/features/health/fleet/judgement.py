@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,7 +174,8 @@ def judge_batches(
     """The fleet that these runs are of."""
     gathered = _gather_runs(batches, set(expected))
     runs = [run for entries in gathered.by_host.values() for run in entries.values()]
-    night = _choose_night(run.night for run in runs)
+    nights = ({run.night for run in entries.values()} for entries in gathered.by_host.values())
+    night = _choose_night(chain.from_iterable(nights))
     nodes = [
         _make_node(host, list(entries.values()), gathered.digests, night)
         for host, entries in gathered.by_host.items()
@@ -199,8 +201,9 @@ def judge_batches(
 
 
 def _choose_night(nights: Iterable[str]) -> str:
-    """The last night of those that have at least half as many runs as the fullest: a folder may
-    hold several, and single nodes may have a wrong clock. Empty without any."""
+    """The last of the ``nights``, of each node its own, that at least half as many have as the one
+    that most have: a folder may hold several, and single nodes may have a wrong clock. Empty
+    without any."""
     counts = Counter(nights)
     most = max(counts.values(), default=0)
     return max((night for night, count in counts.items() if 2 * count >= most), default="")

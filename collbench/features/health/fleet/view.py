@@ -104,7 +104,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
         injected=fleet.injected,
         fake=fleet.fake,
         hosts=[node.host for node in fleet.nodes],
-        judged_hosts=[node.host for node in fleet.judged],
+        judged_hosts=[node.host for node in fleet.judged if node not in fleet.unverified],
         ended=fleet.ended,
     )
 

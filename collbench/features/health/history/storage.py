@@ -332,10 +332,14 @@ class Book:
             patience.cancel()
 
 
+class FullHistory(UsageError):
+    """A file has no room for further nights."""
+
+
 def _refuse_large_file(file: str) -> None:
-    """Raises CannotRun for a file of over 4 GiB, which is full or no history."""
+    """Raises FullHistory for a file of over 4 GiB, which is full or no history."""
     if os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
-        raise CannotRun(
+        raise FullHistory(
             f"{file} is larger than 4 GiB, the limit of a history",
             "begin another: collbench history add RUNS --history NEW.sqlite; the levels kept in"
             " files go there by collbench history baseline load FILE --history NEW.sqlite",

@@ -467,6 +467,7 @@ def _junit_case(verdict: Verdict, check: Checked) -> JunitCase:
 def list_gauges(verdict: Verdict) -> list[Gauge]:
     """The gauges for monitoring. Findings are counted by check, severity and subject."""
     blamed = {blamed.host for blamed in list_blamed(verdict)}
+    judged = {*(verdict.hosts if verdict.judged_hosts is None else verdict.judged_hosts)}
     ended = parse_time(verdict.ended)
     findings: dict[tuple[tuple[str, str], ...], int] = {}
     for finding in verdict.findings:
@@ -504,7 +505,7 @@ def list_gauges(verdict: Verdict) -> list[Gauge]:
             [
                 ({"host": host}, host in blamed)
                 for host in verdict.hosts
-                if host in blamed or verdict.judged_hosts is None or host in verdict.judged_hosts
+                if host in blamed or host in judged
             ],
         ),
         Gauge(

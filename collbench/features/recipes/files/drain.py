@@ -9,7 +9,8 @@ Reads the verdict as JSON on standard input and takes the hosts of its list `bla
 critical finding, or a sure warning on machines that nobody else used, is about. The list is empty
 where there is no verdict, a fault was planted or GPUs were fake. Where more hosts than --most are
 blamed, or are out of service for such a verdict already, nothing is done: that many are rarely
-broken at once, and a person should look.
+broken at once, and a person should look. Nodes that judge themselves at the same moment do not see
+each other: start their checks apart.
 Needs Python 3.9, and scontrol or kubectl.
 """
 
@@ -53,11 +54,15 @@ def main() -> int:
     elif len(reasons) > options.most:
         print(f"drain: {len(reasons)} hosts are blamed, more than --most", file=sys.stderr)
         return 1
-    taken = list_taken(options.where, reasons) if reasons and not options.dry_run else []
-    if len(reasons) + len(taken) > options.most:
+    taken = list_taken(options.where, reasons) if reasons else []
+    if taken is None and not options.dry_run:
+        return 1
+    others = taken or []
+    if len(reasons) + len(others) > options.most:
+        names = ", ".join(others[:8]) + ", …" * (len(others) > 8)
         print(
-            f"drain: {len(reasons)} more beside {', '.join(taken[:8])}, which collbench has taken"
-            " out of service: more than --most; nothing is done",
+            f"drain: {', '.join(reasons)} blamed, and collbench has taken out of service already:"
+            f" {names}; together more than --most, so nothing is done",
             file=sys.stderr,
         )
         return 1
@@ -65,17 +70,19 @@ def main() -> int:
     return max([take(host, reason, options.dry_run) for host, reason in reasons.items()], default=0)
 
 
-def list_taken(where: str, blamed: dict[str, str]) -> list[str]:
-    """Other nodes than those blamed now that a verdict has taken out of service before; none where
-    the cluster does not tell."""
+def list_taken(where: str, blamed: dict[str, str]) -> list[str] | None:
+    """Other nodes than those blamed now that a verdict has taken out of service before; None where
+    the cluster does not tell, which is said."""
     slurm = where == "slurm"
     command = ["scontrol", "show", "node", "-o"] if slurm else ["kubectl", "get", "nodes", "-ojson"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         names = list_drained(done.stdout) if slurm else list_tainted(done.stdout)
-    except (OSError, subprocess.CalledProcessError, ValueError, KeyError, TypeError):
-        print("drain: which nodes are out of service already is not known", file=sys.stderr)
-        return []
+    except (OSError, subprocess.CalledProcessError, ValueError, KeyError, TypeError) as error:
+        print(
+            f"drain: which nodes are out of service already is not known: {error}", file=sys.stderr
+        )
+        return None
     now = {host.partition(".")[0].lower() for host in blamed} | {host.lower() for host in blamed}
     return [name for name in names if name.lower() not in now]
 

@@ -209,5 +209,19 @@ def test_a_world_is_bound_where_one_of_its_ranks_is(
     monkeypatch.setattr(environment, "boot_id", lambda: HERE)
     monkeypatch.setattr(cpus, "usable_cpus", lambda: list(range(16)))
     monkeypatch.setattr(cpus, "core_count", lambda: 16)
+    monkeypatch.setattr(cpus, "core_of", lambda cpu: cpu)
     control = Told(0, [None, [ELSEWHERE, [0], other, [0]]])
     assert cores.settle_cores(0, control, 1, False) == cores.Cores(False, False, other)
+
+
+def test_ranks_that_are_bound_to_threads_of_one_core_share_it(
+    given: Callable[[list[int], int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given([65], 1)
+    monkeypatch.setattr(environment, "boot_id", lambda: HERE)
+    monkeypatch.setattr(cpus, "usable_cpus", lambda: [65])
+    monkeypatch.setattr(cpus, "core_count", lambda: 1)
+    monkeypatch.setattr(cpus, "core_of", lambda cpu: cpu % 64)
+    beside = [None, [HERE, [1], False, [1]]], [None, [HERE, [2], False, [2]]]
+    found = [cores.settle_cores(0, Told(0, everyone), 1, False) for everyone in beside]
+    assert [each.oversubscribed for each in found] == [True, False]
