@@ -336,11 +336,11 @@ def test_what_a_budget_does_not_hold_is_dropped_and_named(
     command: tuple[str, ...], tmp_path: Path, cli
 ) -> None:
     place = str(tmp_path / "run.jsonl")
-    short = cli(*command, "-g", "2", "--budget", "0.2s", "--output", place)
+    short = cli(*command, "-g", "2", "--budget", "0.02s", "--output", place)
     assert short.returncode == Exit.CANNOT_RUN, short.stderr
     records = run_file.read_file(Path(place)).records
     assert records and {record.status for record in records} == {"skipped"}
-    assert all("--budget 0.2s" in record.note for record in records)
+    assert all("--budget 0.02s" in record.note for record in records)
 
 
 @pytest.mark.slow
