@@ -157,7 +157,7 @@ def describe_load(files: Sequence[RunFile]) -> str:
     others = [load.others for file in files for load in file.run.load.values()]
     if not others:
         return "How much other processes used before it began is not known."
-    return f"Other processes used at most {max(others):.1f} CPUs before it began."
+    return f"Other processes used at most {max(0.0, *others):.1f} CPUs before it began."
 
 
 def describe_life(file: RunFile, name: str) -> list[str]:
