@@ -26,6 +26,7 @@ from typer import Context, Typer
 from typer.core import TyperCommand
 
 from collbench.cli.completion import add_completion
+from collbench.cli.parameters import list_flags
 from collbench.core.errors import UsageError
 
 ALGORITHM_OPTIONS = {"algo", "algorithm", "algorithms"}
@@ -79,9 +80,7 @@ def _refuse_twice(function: Callable[..., None], parameters: list[Parameter]) ->
     name_counts = Counter(parameter.name for parameter in parameters)
     for parameter in parameters[1:]:
         option = get_args(parameter.annotation)[1]
-        # Typer takes the first flag of an option for its default, where that is in a signature
-        declared = [option.default, *(option.param_decls or ())]
-        name_counts.update(flag for word in declared if word is not ... for flag in word.split("/"))
+        name_counts.update(flag for word in list_flags(option) for flag in word.split("/"))
     if twice := [word for word, count in name_counts.items() if count > 1]:
         raise TypeError(f"{function.__qualname__}: {', '.join(twice)} stands twice")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from typer import Argument, Option
 
-from collbench.cli.parameters import make_option
+from collbench.cli.parameters import list_flags, make_option
 
 if TYPE_CHECKING:
     from collbench.run.launch.places import PlaceSource
@@ -78,10 +78,8 @@ def list_changed(options: Any, *kept: str) -> list[str]:
             names += list_changed(value, *kept)
         elif value not in (field.default, None, ""):
             option = get_args(hints[field.name])[1]
-            # Typer takes the first flag of an option for its default, where that is in a signature
-            words = (str(word) for word in (option.default, *(option.param_decls or ())))
-            flag = next((word for word in words if word.startswith("-")), option.metavar)
-            names.append((flag or field.name).partition("/")[0])
+            flag = next(iter(list_flags(option)), option.metavar or field.name)
+            names.append(flag.partition("/")[0])
     return names
 
 

@@ -100,6 +100,13 @@ def make_option(name: str, help: str = "", free: bool = False) -> Any:
     )
 
 
+def list_flags(option: Any) -> list[str]:
+    """The flags of an option as it was made by typer.Option; of one that is for --no-x, too, both
+    in one word, with a slash. An argument has none."""
+    # Typer takes the first flag of an option for its default, where that is in a signature
+    return [word for word in (option.default, *(option.param_decls or ())) if word is not ...]
+
+
 def add_all_options(family: type[Family]) -> type[Family]:
     """The class as a family of an option for each row of the table that has one, and of those of
     nccl-tests that are taken where they ask for nothing."""

@@ -72,14 +72,12 @@ def mask_words(words: Sequence[str]) -> list[str]:
     (--password X)."""
     masked = []
     for at, word in enumerate(words):
-        shown = mask_text(word)
         is_plain = word.startswith("-") or (at and HARMLESS.fullmatch(words[at - 1]))
-        for before in range(1, 0 if is_plain else min(at, WORDS_BEFORE) + 1):
-            context = " ".join(words[at - before : at]) + " "
-            hidden = mask_text(context + word)
-            if shown == word and hidden.startswith(context):
-                shown = hidden.removeprefix(context)
-        masked.append(shown)
+        most = 0 if is_plain else min(at, WORDS_BEFORE)
+        contexts = ("".join(f"{w} " for w in words[at - n : at]) for n in range(most + 1))
+        hidden = ((context, mask_text(context + word)) for context in contexts)
+        shown = (text.removeprefix(c) for c, text in hidden if text.startswith(c))
+        masked.append(next((each for each in shown if each != word), word))
     return masked
 
 

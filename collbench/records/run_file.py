@@ -159,7 +159,7 @@ class Writer:
             raise UsageError(f"{path} exists", NEVER_OVERWRITTEN)
         self.write(run)
         if self.trouble:
-            self._discard()
+            self._remove_file()
             raise CannotRun(
                 self.trouble, "free some space, choose another place with --output, or --no-save"
             )
@@ -284,7 +284,7 @@ class Writer:
         except OSError as e:
             self.trouble = self.trouble or f"cannot write {self.path}: {e.strerror}"
 
-    def _discard(self) -> None:
+    def _remove_file(self) -> None:
         """Remove a file that was begun and holds nothing."""
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self.close()

@@ -68,13 +68,11 @@ def run_collective(
             _wait_for_ranks(
                 start_processes(_run_rank, arguments, case.n, join=False, start_method=method)  # type: ignore[no-untyped-call]
             )
-        except ProcessExitedException as e:
-            if e.signal_name:
+        except ProcessException as e:
+            if isinstance(e, ProcessExitedException) and e.signal_name:
                 raise RunBroken(
                     f"rank {e.error_index} of {backend} was killed by {e.signal_name}"
                 ) from e
-            raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
-        except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         results = [
             msgspec.msgpack.decode((folder / f"{rank}.result").read_bytes(), type=_RankResult)

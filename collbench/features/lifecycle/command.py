@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "json", "csv")
 LAUNCHES, KILLS = 6, 1  # six launches are the fewest that have an interval
 GRAVE = (Exit.WRONG_DATA, Exit.TIMEOUT)  # found in lives, they go before what the run ended with
-MOST_KILL_SECONDS = 3600
 KILL_OPTIONS = {"--kill-at": "kill_at", "--way": "way"}
 
 
@@ -261,16 +260,17 @@ def _make_lives(options: LifecycleOptions) -> list[Any]:
 def _make_losses(options: LifecycleOptions) -> list[Any]:
     """A loss for each way. Raises UsageError."""
     from collbench.features.lifecycle.measurable import make_loss
-    from collbench.features.lifecycle.request import DEFAULT_LIMIT, WAYS
+    from collbench.features.lifecycle.request import DEFAULT_LIMIT, MAX_KILL_SECONDS, WAYS
     from collbench.suite import grammar
 
     kills = options.kills
     at = -1.0
     if kills.kill_at not in ("", "random"):
         at = grammar.parse_duration(kills.kill_at, "--kill-at")
-        if at > MOST_KILL_SECONDS:
+        if at > MAX_KILL_SECONDS:
             raise UsageError(
-                f"--kill-at {kills.kill_at} is more than an hour", "give at most 3600 s, or random"
+                f"--kill-at {kills.kill_at} is more than an hour",
+                f"give at most {MAX_KILL_SECONDS} s, or random",
             )
     ways = [
         grammar.parse_choice("--way", word, WAYS)

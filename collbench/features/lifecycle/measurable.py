@@ -14,6 +14,7 @@ from collbench.features.lifecycle import KIND, LOSS_KIND
 from collbench.features.lifecycle.request import (
     DEFAULT_CALLS,
     DEFAULT_LIMIT,
+    MAX_KILL_SECONDS,
     NOTIFIED,
     TOLD,
     Bytes,
@@ -42,7 +43,7 @@ class LossRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A loss that is asked for, before it is known on how many ranks."""
 
     victim: int = msgspec.field(name="rank", default=0)
-    at: Annotated[float, msgspec.Meta(ge=-1, le=3600)] = -1.0
+    at: Annotated[float, msgspec.Meta(ge=-1, le=MAX_KILL_SECONDS)] = -1.0
     way: Way = "rebuild"
     nbytes: Bytes = msgspec.field(name="size", default=1 << 20)
     limit: Seconds = DEFAULT_LIMIT

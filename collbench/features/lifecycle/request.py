@@ -14,6 +14,7 @@ from collbench.suite.case import Ranks
 TOLD = "told"  # as files have it; people read and write NOTIFIED
 NOTIFIED = "notified"
 WAYS = ("rebuild", NOTIFIED, "shrink")
+MAX_KILL_SECONDS = 3600  # after all have loaded their library
 DEFAULT_CALLS, DEFAULT_LIMIT, WINDOW = 20, 30.0, 2.0
 SILENT = "silence"  # with which the reason of a failure begins that must not pass unseen
 
@@ -53,7 +54,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=LOSS
 
     world: Ranks
     victim: Annotated[int, Meta(ge=0)] = 0
-    at: Annotated[float, Meta(ge=-1, le=3600)] = -1.0
+    at: Annotated[float, Meta(ge=-1, le=MAX_KILL_SECONDS)] = -1.0
     way: Way = "rebuild"
     nbytes: Bytes = 1 << 20
     limit: Seconds = DEFAULT_LIMIT

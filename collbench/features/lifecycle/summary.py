@@ -201,8 +201,8 @@ def _summarize_losses(
 
 
 def _list_findings(known: Sequence[Record], back: Sequence[Record]) -> list[LossFindings]:
-    """What is known of each kill, however it ended: both of its records have the same, and one
-    that failed has none in files of earlier versions."""
+    """The findings of each kill, however it ended, once: both of its records have them, but one
+    that failed in files of earlier versions."""
     by_kill: dict[Case, LossFindings] = {}
     for record in (*known, *back):
         if record.findings:

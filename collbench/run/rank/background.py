@@ -133,8 +133,8 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
         return f"{bad} wrong elements of {what}, first at {where[0]}" if bad and where else ""
 
     def wrong() -> str:
-        """Of what the last call left, and of one more on other data, as the first may be what an
-        earlier call left."""
+        """Check what the last call left, then make one more on other data and check that, as the
+        first may be what an earlier call left."""
         left = find_wrong(0)
         checker.poison(buffers.written)
         checker.fill_send(buffers.send, 1)

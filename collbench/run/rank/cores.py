@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
@@ -51,23 +51,17 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
     # ranks may be bound each to a thread of the same core
     physical = sorted(map(cpus.core_of, cores))
     collected = control.collect([own_host, cores, is_bound_to_few(), physical])
-    everyone = [(machine, rank_cores) for machine, rank_cores, *_ in collected]
-    shared = {
-        machine: {c for m, rank_cores in everyone for c in rank_cores if m == machine}
-        for machine, _ in everyone
-    }
-    counts = Counter(machine for machine, _ in everyone)
+    shared: dict[str, set[int]] = defaultdict(set)  # by machine
+    shared_physical: dict[str, set[int]] = defaultdict(set)
+    for machine, rank_cores, _, rank_physical in collected:
+        shared[machine] |= {*rank_cores}
+        shared_physical[machine] |= {*rank_physical}
+    counts = Counter(machine for machine, *_ in collected)
     share = len(cores) // counts[own_host]
     if bind and threads <= share and len(shared[own_host]) == len(cores):
-        at = sum(machine == own_host for machine, _ in everyone[:rank]) * share
+        at = sum(machine == own_host for machine, *_ in collected[:rank]) * share
         os.sched_setaffinity(0, cores[at : at + share])
-    core_counts = {
-        machine: len(
-            {core for m, *_, physical_cores in collected for core in physical_cores if m == machine}
-        )
-        for machine in counts
-    }
-    ranks = [(counts[machine], core_counts[machine]) for machine in counts]
+    ranks = [(counts[machine], len(shared_physical[machine])) for machine in counts]
     return Cores(
         oversubscribed=any(count > core_count for count, core_count in ranks),
         cramped=any(count * threads > core_count for count, core_count in ranks),

@@ -213,7 +213,7 @@ def _refuse_calls(rows: Sequence[Advice]) -> str:
 
 
 def _list_warnings(rows: Sequence[Advice]) -> list[str]:
-    """What a job has to know of these rows."""
+    """Sentences that warn a job which reads these rows."""
     has_gather = any(row.series.collective == "all_gather" for row in rows)
     warnings = [_IN_PLACE] * has_gather
     for name in dict.fromkeys(row.series.collective for row in rows):

@@ -86,7 +86,8 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
     ]
     ranks: tuple[Severity, ...] = ("critical", "warning", "hint")
     findings.sort(key=lambda finding: ranks.index(finding.severity))
-    lacking = len(fleet.apart) + len(fleet.unnamed) + len(fleet.unverified)
+    unverified = {node.host for node in fleet.unverified}
+    lacking = len(fleet.apart) + len(fleet.unnamed) + len(unverified)
     grave = [finding for finding in findings if finding.severity != "hint"]
     state: State = (
         "unhealthy"
@@ -104,7 +105,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
         injected=fleet.injected,
         fake=fleet.fake,
         hosts=[node.host for node in fleet.nodes],
-        judged_hosts=[node.host for node in fleet.judged if node not in fleet.unverified],
+        judged_hosts=[node.host for node in fleet.judged if node.host not in unverified],
         ended=fleet.ended,
     )
 

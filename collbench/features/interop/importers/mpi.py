@@ -134,7 +134,7 @@ def read_log(text: str, reading: Reading) -> None:
         if kind is not None and not isinstance(tables, kind):
             tools[reading.tool] = None
             before, tables = tables, kind(reading, varying)
-            tables.follow(before)
+            tables.continue_after(before)
         tables.any_line(f"line {at}", line)
     tables.end()
     reading.tool = ", ".join(tool for tool in {**tools, reading.tool: None} if tool)
@@ -168,7 +168,7 @@ class _Tables(ABC):
         self._types: dict[bool, str] = {}
         reading.policy = Policy(sync="barrier")
 
-    def follow(self, other: _Tables) -> None:
+    def continue_after(self, other: _Tables) -> None:
         """Go on where another tool's tables end, with the command that was given last."""
         self._first, self._command = other._first, other._command
         self._is_fresh = other._is_fresh

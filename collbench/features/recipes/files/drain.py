@@ -24,6 +24,7 @@ import sys
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9-]{1,63})*")
 TAINT = "collbench/unhealthy"
+DRAINED = re.compile(r"\bState=\S*DRAIN")  # in a line of scontrol show node -o
 
 
 def main() -> int:
@@ -89,7 +90,7 @@ def list_taken(where: str, blamed: dict[str, str]) -> list[str] | None:
 
 def list_drained(text: str) -> list[str]:
     """The nodes that Slurm says are drained for a reason of collbench's."""
-    lines = (line for line in text.splitlines() if re.search(r"\bState=\S*DRAIN", line))
+    lines = (line for line in text.splitlines() if DRAINED.search(line))
     found = (re.match(r"NodeName=(\S+).*\bReason=collbench: ", line) for line in lines)
     return [match[1] for match in found if match]
 
@@ -122,7 +123,7 @@ def is_drained(node: str) -> bool:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return False
-    return bool(re.search(r"\bState=\S*DRAIN", done.stdout))
+    return bool(DRAINED.search(done.stdout))
 
 
 def taint_in_kubernetes(host: str, reason: str, dry_run: bool) -> int:

@@ -92,7 +92,7 @@ class Judged(NamedTuple):
         return self.lost > sum(1 for rank in self.trace.ranks for _ in list_communicating(rank))
 
     @property
-    def short(self) -> dict[str, list[int]]:
+    def short_ranks(self) -> dict[str, list[int]]:
         """Ranks by the label of a group on which they lack operations that others have, the last
         or all of them. A rank that lost calls may have lost all of a group."""
         complete_ranks = {
@@ -103,7 +103,7 @@ class Judged(NamedTuple):
         return _short_ranks(self.matches, complete_ranks)
 
     @property
-    def halves(self) -> int:
+    def lone_messages(self) -> int:
         """Messages without their other half, of a trace of which no full buffer overwrote that."""
         losses = (loss for rank in self.trace.ranks for loss in rank.lost)
         return 0 if any(loss.why == OVERFLOWED for loss in losses) else self.matches.alone
@@ -113,7 +113,7 @@ class Judged(NamedTuple):
         """Whether a recorder of hung jobs made the trace, and it lacks calls of some ranks: whether
         they never made these, and hung the job, is then not known."""
         states = any(call.state for rank in self.trace.ranks for call in rank.calls)
-        return states and bool(self.short or self.halves)
+        return states and bool(self.short_ranks or self.lone_messages)
 
     @property
     def completed(self) -> bool:
@@ -260,7 +260,7 @@ def _lacking_times(verdict: Judged) -> Iterator[Lack]:
     if any(exposed.how == "" for exposed in verdict.exposed):
         yield Lack("neither computation nor waits have times", "exposed communication is not known")
     if verdict.hang is None:
-        for label, ranks in verdict.short.items():
+        for label, ranks in verdict.short_ranks.items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
                 "they never called them, or their trace was taken for less long, began later or"

@@ -196,14 +196,14 @@ def _describe_fine(verdict: Judged) -> Headline:
 def _describe_lacking(verdict: Judged) -> str:
     """A clause on ranks that lack operations of others, and on messages of which one half lacks;
     empty where the trace has all."""
-    short = [*verdict.short.items()]
+    short = [*verdict.short_ranks.items()]
     clauses = [
         f"{in_words(ranks)} lack{'s' * (len(ranks) == 1)} operations on {label} that others called"
         for label, ranks in short[:SHORT]
     ]
     if (more := len(short) - SHORT) > 0:
         clauses.append(f"so it is on {format_count(more, 'more group')}")
-    if halves := verdict.halves:
+    if halves := verdict.lone_messages:
         its, lack = ("its", "lacks") if halves == 1 else ("their", "lack")
         clauses.append(f"{format_count(halves, 'message')} {lack} {its} other half")
     return ", ".join(clauses)
