@@ -203,7 +203,7 @@ class StepTrial:
         gpus = collect_worst(self._control, guard)
         if self._rank:
             return []
-        conditions = _Known(*conditions[:3], stop, overhead, everyones, sent, gpus)
+        conditions = _Known(*conditions[:2], sync.scheme, stop, overhead, everyones, sent, gpus)
         return self._parts(samples, conditions)
 
     def _connect_ranks(self) -> int:
@@ -276,7 +276,8 @@ class StepTrial:
         guard: Guard | None = None,
     ) -> Steps[tuple[list[Samples], Stop]]:
         """Rounds of one sample of each part, in an order drawn each time; at rank 0. Those so far
-        are told of now and then, and all in the end, as data is checked after much else."""
+        are told of now and then, and all in the end, as data is checked after much else. Where the
+        first rounds all find a rank late for their windows, the next begin at a barrier."""
         lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
         rounds: list[list[Samples]] = []
         began, stop = time.perf_counter(), 0
@@ -289,11 +290,15 @@ class StepTrial:
                 stop = self._enough(rounds, time.perf_counter() - began)
             due = stop or time.perf_counter() - reported > SAY_S
             if due and not (self._rank or self._bench.in_turns):
-                interim = self._parts(_join_rounds(rounds), conditions)
+                known = conditions._replace(scheme=sync.scheme)
+                interim = self._parts(_join_rounds(rounds), known)
                 if all(isinstance(part, MeasuredCase) for part in interim):
                     self._report_interim(interim)  # else it would be taken for what came of it
                 reported = time.perf_counter()
-            (stop,) = self._control.decide([stop])
+            refused = self._begin_too_late(rounds) and sync.refuse(1.0, math.inf)
+            stop, swap = self._control.decide([stop, int(refused)])
+            if swap and self._policy.sync == "auto":
+                sync.scheme = "barrier"
         return _join_rounds(rounds), STOPS[stop]
 
     def _discard_throttled(self, guard: Guard, rounds: list[list[Samples]], is_last: bool) -> bool:
@@ -314,13 +319,14 @@ class StepTrial:
         guard.pause()
         return True
 
+    def _begin_too_late(self, rounds: Sequence[Sequence[Samples]]) -> bool:
+        """Whether each of the first rounds has found a rank late, not counting those that a GPU
+        held back has spoilt."""
+        return len(rounds) - self._throttled >= FEWEST and not any(map(_is_usable, rounds))
+
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
-        usable = [
-            round_samples
-            for round_samples in rounds
-            if not any(part_samples.late.any() for part_samples in round_samples)
-        ]
+        usable = [*filter(_is_usable, rounds)]
         policy, number = self._policy, len(usable)
         requested = self._job.samples or policy.iters
         limit = max(
@@ -552,6 +558,11 @@ def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
     if job.seconds is not None:
         return job.seconds / (1 + ALONE_SHARE)
     return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
+
+
+def _is_usable(parts: Sequence[Samples]) -> bool:
+    """Whether no part of a round has a late sample."""
+    return not any(part.late.any() for part in parts)
 
 
 def _measure_round(

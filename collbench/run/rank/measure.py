@@ -442,8 +442,7 @@ class Protocol:
         longer = max(repeats, sampler.inner) / sampler.inner
         refused = self._sync.refuse(late, pace.quickest * longer)
         repeats, swap = self._control.decide([repeats, int(refused)])
-        if swap and self._policy.sync == "auto":
-            self._sync.scheme = "barrier"
+        self._begin_at_barrier(bool(swap))
         if repeats > sampler.inner:
             typical, dirty = typical / sampler.inner, sampler.dirty
             sampler = self._make(repeats)
@@ -540,7 +539,8 @@ class Protocol:
         self, sampler: Sampler, pace: _Pace, only: _Block | None = None
     ) -> Steps[tuple[Samples | None, Stop, bool, list[int]]]:
         """The samples of all ranks, at rank 0; why they ended, whether any is valid, and the ranks
-        for whose GPUs only one block was tried. ``only`` is a first block, if there is one."""
+        for whose GPUs only one block was tried. ``only`` is a first block, if there is one. Where
+        all samples so far began too late for their windows, the next begin at a barrier."""
         begun = time.perf_counter() - (only.seconds if only else 0.0)
         hopeless = self._hopeless()
         blocks: list[Samples] = []
@@ -552,7 +552,7 @@ class Protocol:
         block = self.iters or max(1, min(10, int(1e9 * longest / max(pace.total, 1))))
         all_of_them = (self.iters or 0) * pace.total / 1e9
         patience = MAX_LOST * max(self._most_seconds, all_of_them)
-        stop = valid = 0
+        stop = valid = swap = 0
         block, settle = self._control.decide([min(block, most), settle])
         self._blocks.planned = (self.iters or self._policy.max_iters) // most
         while True:
@@ -566,15 +566,23 @@ class Protocol:
                     blocks[index] = blocks[index].none
                 samples_so_far = Samples.concatenate(blocks)
                 elapsed, valid = time.perf_counter() - begun, int(not samples_so_far.late.all())
+                late = len(samples_so_far.late) > 0 and not valid
+                swap = int(late and self._sync.refuse(1.0, pace.quickest))
                 time_left = 0.0 if hopeless and not valid else patience
                 block, stop = self._next_block(samples_so_far, elapsed, most, time_left)
-            block, stop, valid = self._control.decide([block, stop, valid])
+            block, stop, valid, swap = self._control.decide([block, stop, valid, swap])
+            self._begin_at_barrier(bool(swap))
             if block == 0:
                 if self._guard:
                     self._guard.end(bool(valid))
                 return samples_so_far, STOPS[stop], bool(valid), hopeless
             if held_back and self._guard:
                 self._guard.pause(PAUSE_SHARE * self._most_seconds)
+
+    def _begin_at_barrier(self, refused: bool) -> None:
+        """Begin the next samples there if windows are refused, unless they are asked for."""
+        if refused and self._policy.sync == "auto":
+            self._sync.scheme = "barrier"
 
     def _hopeless(self) -> list[int]:
         """Ranks whose GPUs have been held back so long that one more block tells."""

@@ -4,7 +4,7 @@ aligns."""
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -99,6 +99,27 @@ def test_unaligned_ranks_meet_before_a_block(
     blocks = " ".join(log).split("look")
     assert len(blocks) == 3  # of at most 20 ms
     assert sum(block.startswith(" barrier call") for block in blocks) == meetings
+
+
+@pytest.mark.parametrize(("asked", "valid"), [("auto", 10), ("window", 0)])
+def test_samples_that_all_begin_too_late_are_followed_by_some_that_begin_at_a_barrier(
+    asked: Literal["auto", "window"], valid: int
+) -> None:
+    """Another process may have come since the calls that warmed up."""
+    control = Control(0, 1)
+
+    class Late(Sync):
+        def _meet(self) -> bool:
+            return self.scheme == "window"
+
+    policy = Policy(iters=10, precision=0.05, max_seconds=5.0, sync=asked)
+    sync = Late("window", control, None)
+    sampler = Sampler([(do_nothing, (0,))], 1, control, do_nothing)
+    protocol = Protocol(policy, control, sync, lambda inner: sampler, "host")
+    samples, *_ = without_pause(protocol._measure(sampler, _Pace(1e6, 1e6, 1e6)))
+    assert samples is not None
+    assert int((~samples.late).sum()) == valid
+    assert sync.scheme == ("barrier" if asked == "auto" else "window")
 
 
 def samples_of(*by_rank: np.ndarray) -> Samples:
