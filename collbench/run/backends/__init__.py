@@ -179,7 +179,12 @@ class Base:
     def allocate(self, nbytes: int) -> Any:
         import torch
 
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        from collbench.run.rank.control import make_world_control
+
+        if self.device.type == "cpu":
+            return torch.empty(nbytes, dtype=torch.uint8)
+        with make_world_control().refusing_alike():  # one rank's GPU may have less room
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def finish(self) -> None:
         pass

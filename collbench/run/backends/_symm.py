@@ -155,7 +155,8 @@ class Symmetric(Base):
         return (self._virtual if virtual else self._symmetric), most
 
     def _virtual(self, nbytes: int) -> Reach:
-        memory = torch.empty(self._n * nbytes, dtype=torch.uint8, device=self.device)
+        with self._control.refusing_alike():
+            memory = torch.empty(self._n * nbytes, dtype=torch.uint8, device=self.device)
         return Reach(memory, [memory.data_ptr() + rank * nbytes for rank in range(self._n)])
 
     def _symmetric(self, nbytes: int) -> Reach:
@@ -174,7 +175,8 @@ class Symmetric(Base):
         if self.stream:
             torch.cuda.empty_cache()  # of copies that the case before had, which others cannot use
         if self.policy.virtual:
-            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            with self._control.refusing_alike():
+                return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._buffers = self._allot(_whole_pages(nbytes))
         return self._buffers.local
 

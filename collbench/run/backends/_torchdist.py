@@ -313,7 +313,8 @@ class TorchDistributed(Base):
             return self._registered.allocate(nbytes)
         if self.stream:
             torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        memory: Tensor = super().allocate(nbytes)
+        return memory
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         at = self._at

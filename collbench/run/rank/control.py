@@ -16,8 +16,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from collbench.core.errors import CannotRun
+from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import Groups
+from collbench.machine import environment
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.meeting import Request
 from collbench.survive.encoding import encode_json
@@ -154,13 +155,17 @@ class Control:
 
     @contextmanager
     def refusing_alike(self) -> Iterator[None]:
-        """Raise CannotRun on all ranks where any of them does within: the first rank's. All ranks
-        come to the end of it, so that none waits for one that has raised."""
+        """Raise CannotRun on all ranks where any of them does within, or has no memory left on its
+        device: the first rank's. All ranks come to the end of it, so that none waits for one that
+        has raised."""
         error = None
         try:
             yield
         except CannotRun as e:
             error = e
+        except torch.cuda.OutOfMemoryError as e:
+            where = f"rank {self.members[self.rank]} on {environment.host_name()}"
+            error = CannotRun(f"{where}: {first_line(e)}", "take smaller sizes (-e)")
         problem = [error.message, error.hint] if error else None
         for reported in filter(None, self.collect(problem)):
             raise CannotRun(*reported) from error

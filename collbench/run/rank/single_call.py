@@ -27,7 +27,8 @@ class SingleCall:
         beat = self._beat = partial(bench.board.beat, bench.rank)
         beat()
         (self._slot,) = allocate_slots(bench.backend, [job.case], bench.ranks, bench.policy.unalign)
-        self._call = prepare_call(bench.backend, job.case, self._slot, bench.policy.virtual)
+        with bench.control.refusing_alike():  # scratch may not fit into one rank's GPU
+            self._call = prepare_call(bench.backend, job.case, self._slot, bench.policy.virtual)
 
     def run(self) -> Steps[Sequence[CaseOutcome]]:
         """The outcome at rank 0: one time, that of the slowest rank."""

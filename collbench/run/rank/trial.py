@@ -94,7 +94,8 @@ class Trial:
         self._delay = self._planted.tarry if self._planted else do_nothing
         slots = [self._case] * job.rotation
         self._slots = allocate_slots(bench.backend, slots, bench.ranks, self._policy.unalign)
-        self._calls = [self._prepare(slot) for slot in self._slots]
+        with self._control.refusing_alike():  # scratch may not fit into one rank's GPU
+            self._calls = [self._prepare(slot) for slot in self._slots]
         self._beat = partial(bench.board.beat, bench.rank)
         self._count = partial(bench.board.count_calls, bench.rank)
         self._data = Verification(bench, self._case, self._policy, self._slots, self._calls)
