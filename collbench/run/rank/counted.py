@@ -115,11 +115,8 @@ def _read_counters(watch: Watch | None) -> Counters:
     network = f"{machine} {Path('/proc/self/ns/net').stat().st_ino}"
     counters = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}
     counters |= {f"ib {machine} {name}": by for name, by in read_ports(root).items()}
-    state = watch.read() if watch else None
-    if watch and state and state.nvlink_kib is not None:
-        # by its address: containers that have a GPU each all call theirs 0
-        counters[f"nvlink {machine} {watch.pci or state.index}"] = state.nvlink_kib << 10
-    return counters
+    sent = watch.read_sent() if watch else {}
+    return counters | {f"nvlink {machine} {gpu}": by for gpu, by in sent.items()}
 
 
 def read_interfaces(root: Path) -> Counters:

@@ -89,11 +89,13 @@ UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 class Watch(Protocol):
     """Reads one GPU's state by calls some of which ask the GPU, so never while a clock runs."""
 
-    pci: str | None  # the GPU's PCI address, as pci_address has it
-
     def read(self) -> GpuState:
         """The state now; ``throttle`` is what held its clocks back, now or since the reading
         before."""
+
+    def read_sent(self) -> dict[str, int]:
+        """Bytes that left by NVLink so far, by the GPU's address; empty where they are not
+        known. What ``read`` reports once is left to it."""
 
     def find_lock(self, stream: Stream) -> str:
         """Have later readings compare the clock with that at which somebody has locked it, as found
@@ -108,7 +110,7 @@ class NvmlWatch:
     """An NVIDIA GPU, by nine calls of NVML."""
 
     def __init__(self, nvml: Any, gpu: Any, index: int, name: str) -> None:
-        self._nvml, self._gpu, self.pci = nvml, gpu, _ask_pci_address(nvml, gpu)
+        self._nvml, self._gpu, self._pci = nvml, gpu, _ask_pci_address(nvml, gpu)
         self._index, self._name = self._ask("Index"), name
         self._index = index if self._index is None else self._index
         application = self._ask("DefaultApplicationsClock", GRAPHICS)
@@ -179,6 +181,12 @@ class NvmlWatch:
             xid=self._xid(),
         )
 
+    def read_sent(self) -> dict[str, int]:
+        """Bytes that left by NVLink so far, by the GPU's PCI address, as containers that have a GPU
+        each all call theirs 0."""
+        kib = _sum_known(read_fields(self._nvml, self._gpu, self._traffic))
+        return {} if kib is None else {self._pci or str(self._index): kib << 10}
+
     def _xid(self) -> int | None:
         if self._events is None:
             return None
@@ -203,7 +211,6 @@ class AmdWatch:
 
     def __init__(self, smi: Any, gpu: Any, index: int, name: str) -> None:
         self._smi, self._gpu, self._index, self._name = smi, gpu, index, name
-        self.pci = amd.ask_amdsmi(smi, "get_gpu_device_bdf", gpu)
         clock = amd.ask_amdsmi(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
         self._default = amd.read_number(clock, "max_clk")
         self._before = amd.read_state(smi, gpu).limit_counts
@@ -231,6 +238,10 @@ class AmdWatch:
             nvlink_errors=now.xgmi_errors,
             pcie_replays=now.pcie_replays,
         )
+
+    def read_sent(self) -> dict[str, int]:
+        """Empty: what left by xGMI is not counted."""
+        return {}
 
     def close(self) -> None:
         """Nothing: AMD SMI is torch's, too."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from factories import case
 
-from collbench.records.types import GpuState
 from collbench.run.rank import counted
 
 DEV = """Inter-|   Receive                                                |  Transmit
@@ -121,11 +120,11 @@ class Gpu:
     """The watch of a container's only GPU, whose NVLinks send 1 KiB between two readings."""
 
     def __init__(self, pci: str | None) -> None:
-        self.pci, self._kib = pci, 0
+        self._address, self._kib = pci or "0", 0
 
-    def read(self) -> GpuState:
+    def read_sent(self) -> dict[str, int]:
         self._kib += 1
-        return GpuState(index=0, name="Fast GPU", nvlink_kib=self._kib)
+        return {self._address: self._kib << 10}
 
 
 class Containers(Alone):

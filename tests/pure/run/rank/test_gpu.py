@@ -245,6 +245,13 @@ def test_critical_errors_are_told_once() -> None:
     assert watching().read().xid is None
 
 
+def test_what_was_sent_is_counted_without_losing_an_error() -> None:
+    watch = watching(xids=[79], fields={(138, ALL): 9})
+    assert [*watch.read_sent().values()] == [9 << 10]
+    assert watch.read().xid == 79
+    assert watching().read_sent() == {}
+
+
 def test_a_storm_of_errors_does_not_hold_a_reading_up() -> None:
     storm = [*[31] * 250]
     watch = watching(xids=storm)
@@ -452,6 +459,7 @@ def test_what_held_an_amd_gpu_back_since_the_last_reading(
     watch = gpu.open_watch(CUDA0)
     assert watch is not None and watch.read().throttle == ()
     amds.gpus[1]["get_gpu_metrics_info"] = fake_amdsmi.metrics(**risen)
+    assert watch.read_sent() == {}
     state = watch.read()
     assert (state.throttle, state.is_held_back) == (named, spoils)
     assert watch.read().throttle == (named if "throttled" in named else ())
