@@ -19,12 +19,13 @@ from typing import NamedTuple, TypeVar, cast
 import msgspec
 import numpy as np
 
+from collbench.core.errors import CannotRun
 from collbench.records.types import BACKGROUND_SAMPLES, Background
 from collbench.run.backends import Backend, do_nothing
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import allocate_slots
 from collbench.run.rank.check import Checker
-from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work, run_all
+from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work
 from collbench.run.rank.measure import Action, Steps, clock
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
@@ -52,6 +53,8 @@ def make_background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
     """The background of a case on this rank; None for none. All ranks ask."""
     if not case.background:
         return None
+    with bench.control.refusing_alike():
+        _refuse_sharing_queue(bench.backend, case)
     other = backgrounds.background_case(case)
     if other is None:
         task = _make_computation(bench, case)
@@ -64,6 +67,18 @@ def make_background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
         task = _make_collective(bench, other, backend)
     beat = partial(bench.board.beat, bench.rank)
     return Behind(task, bench.backend, beat)
+
+
+def _refuse_sharing_queue(backend: Backend, case: Case) -> None:
+    """Raises CannotRun where the background would be issued to the device without a stream of its
+    own: a case's calls would wait in one queue with it, and be timed until both are done."""
+    on_host = backgrounds.parse_background(case.background).kind in ("sleep", "spin")
+    if backend.device.type != "cpu" and backend.stream is None and not on_host:
+        raise CannotRun(
+            f"a background on {backend.device.type} would share a stream with {case.backend}, and be"
+            " part of its times",
+            "--background sleep and spin stay on the host",
+        )
 
 
 def _make_computation(bench: Bench, case: Case) -> Task:
@@ -80,8 +95,6 @@ def _make_computation(bench: Bench, case: Case) -> Task:
         backend.stream,
     ).action(unit)
     assert once is not None, "a unit of computation takes time"
-    if kind != "sleep" and backend.stream is None and backend.device.type != "cpu":
-        once = partial(run_all, [once, backend.finish])  # calls return before the device is done
     return Task(once, bool, 1, str)
 
 

@@ -14,10 +14,12 @@ import pytest
 import torch
 from factories import case
 
+from collbench.core.errors import CannotRun
 from collbench.run.backends import do_nothing
 from collbench.run.rank import computation
 from collbench.run.rank.background import UNIT_NS, Behind, Task, make_background
 from collbench.run.rank.computation import Computation, Work
+from collbench.run.rank.control import Control
 from collbench.run.rank.stream import Cuda
 
 GPU = torch.device("cuda", 3)
@@ -67,9 +69,8 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
 
 def make_bench(stream: FakeStream) -> Any:
     backend = SimpleNamespace(device=torch.device("meta"), stream=stream, finish=stream.drain)
-    control = SimpleNamespace(decide=lambda values: values)
     board = SimpleNamespace(beat=lambda rank: None)
-    return SimpleNamespace(rank=0, backend=backend, control=control, board=board)
+    return SimpleNamespace(rank=0, backend=backend, control=Control(0, 1), board=board)
 
 
 @pytest.mark.parametrize("kind", ["gemm", "copy"])
@@ -83,17 +84,16 @@ def test_a_unit_of_computation_is_one_launch(kind: str, stream: FakeStream) -> N
     assert stream.log == ["replay"] and stream.now - began == UNIT_NS
 
 
-def test_a_unit_on_a_device_without_a_stream_ends_when_the_device_is_done(
-    stream: FakeStream,
+@pytest.mark.parametrize("kind", ["gemm", "copy", "all_reduce", "all_to_all:4M"])
+def test_a_device_without_a_stream_does_nothing_in_the_background(
+    kind: str, stream: FakeStream
 ) -> None:
-    """As on Intel's GPUs: times would be those of issuing, and units would pile up."""
+    """As Intel's GPUs: the case's calls would be timed until the background is done, too."""
     bench = make_bench(stream)
     bench.backend.stream = None
-    behind = make_background(bench, case(8, background="gemm"), None)  # type: ignore[arg-type]
-    assert behind
-    stream.log.clear()
-    behind._task.once()
-    assert set(stream.log[:-1]) == {"launch"} and stream.log[-1] == "drain"
+    with pytest.raises(CannotRun, match="would share a stream"):
+        make_background(bench, case(8, background=kind), None)  # type: ignore[arg-type]
+    assert make_background(bench, case(8, background="sleep"), None)  # type: ignore[arg-type]
 
 
 def test_a_unit_of_sleep_is_no_graph(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
