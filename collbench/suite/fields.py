@@ -245,7 +245,11 @@ FIELDS: tuple[Field, ...] = (
         ),
     ),
     Field("policy", "warmup", "whole", least=0).option(
-        "-w --warmup_iters", "Exactly this many samples of warm-up. Default: until times settle."
+        "-w --warmup_iters",
+        (
+            "This many samples of warm-up, then a few that tell how many calls make a sample."
+            " Default: until times settle."
+        ),
     ),
     Field("axes", "cycles", "whole", default=1, least=1).option(
         "-N --run_cycles", "Repeat the sweep by the same ranks.", free=True

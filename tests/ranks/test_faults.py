@@ -147,9 +147,9 @@ SWEEP = (
     ],
 )
 def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
-    """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4
-    (check) times, and 8 in the other cadence."""
-    begun = run(*SWEEP, "--backend", "saboteur", "-T", "2", SABOTAGE=f"{what}:1:24")
+    """The fault is planted in the second case; each case calls 1 (setup) + 1 to 5 (warm-up) +
+    5 + 4 (check) times, and 8 in the other cadence."""
+    begun = run(*SWEEP, "--backend", "saboteur", "-T", "2", SABOTAGE=f"{what}:1:28")
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err
@@ -214,7 +214,7 @@ def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
 ) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
     begun = run(
-        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "2", SABOTAGE=f"{what}:1:24"
+        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "2", SABOTAGE=f"{what}:1:28"
     )
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT

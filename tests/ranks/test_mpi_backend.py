@@ -651,7 +651,7 @@ def test_a_fault_under_mpirun_is_seen_and_ends_the_job(
 ) -> None:
     """Rank 1 gets a wrong element in the first call, or raises in the second case's: calls long
     enough to be timed one by one, and starts that need no repeating, make their number known."""
-    sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:25"}[what]
+    sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:28"}[what]
     sweep = ("all_reduce", "--sizes", "1M,2M,4M", "--sync", "barrier", "-n", "5", "-w", "1")
     options = ("--order", "size", "--place", "out", "--backend", "saboteur_mpi", "-T", "20")
     done, run = under_mpirun(*sweep, *options, SABOTAGE=sabotage)

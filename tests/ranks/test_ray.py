@@ -279,7 +279,7 @@ def test_a_broken_rank_is_named_and_what_was_finished_is_kept(
             "--backend",
             "saboteur",
             "--env",
-            f"SABOTAGE={what}:1:24",
+            f"SABOTAGE={what}:1:28",
             "-T",
             "3",
             "--output",

@@ -429,7 +429,7 @@ class Protocol:
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
         only = None
-        if not warmed and self._policy.warmup is None:
+        if not warmed:
             on_measure()
             only, again_ns = yield from self._look_again(sampler)
             if only is None:
@@ -468,6 +468,8 @@ class Protocol:
         usable = samples.only(valid)
         invalid = {cause: number for cause, number in causes.items() if number}
         bare = bare_ns(self._bare, sampler.inner) if self._bare else None
+        fixed = self._policy.warmup
+        warmed = warmed if fixed is None else fixed
         how = sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead
         return (
             Measured(
@@ -478,13 +480,16 @@ class Protocol:
 
     def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, _Pace, bool, float]:
         """Samples taken, what one takes (at rank 0), whether times of all groups had settled, the
-        share of late ones."""
+        share of late ones. More are taken than asked for where these do not tell how many calls
+        make a sample."""
         fixed, most = self._policy.warmup, self._most_seconds
         longest = min(WARM_CAP_S, most / 2, max(WARM_MIN_S, WARM_SHARE * most))
         block = max(1, min(10, int(longest / 2 * 1e9 / max(first_ns, 1))))
         if is_longer_than_case(self._policy, first_ns):
             block = 0  # the first call has touched all there is, and took more time than there is
-        (block,) = self._control.decide([block if fixed is None else fixed])
+        if fixed is not None:
+            block = fixed or min(block, 1)
+        (block,) = self._control.decide([block])
         begun, done, times, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
         elapsed, blocks, quickest = 0.0, list[Samples](), first_ns
         while block:
@@ -501,8 +506,11 @@ class Protocol:
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
                 spent = done >= WARM_CAP_N or elapsed >= longest
                 fits = int((longest - elapsed) / max(elapsed, 1e-9) * done)
+                if fixed is not None:
+                    sized = bool(self._inner) or done >= WARM_MIN_N
+                    enough, fits = sized or elapsed >= WARM_MIN_S, 1
                 block = max(1, min(10, fits))
-                block = 0 if enough or spent or fixed is not None else block
+                block = 0 if enough or spent else block
             (block,) = self._control.decide([block])
         typical = float(np.median(times[-10:])) if len(times) else first_ns
         total = max(typical, 1e9 * elapsed / done) if len(times) else first_ns

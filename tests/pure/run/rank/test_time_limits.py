@@ -275,9 +275,46 @@ def test_what_is_measured_begins_with_the_first_sample_that_counts(
     assert times[-1] <= found.samples.starts.min()
 
 
-def test_a_slow_first_call_is_not_looked_at_again_where_warm_up_is_given(clock: Clock) -> None:
-    found, _ = protocol(clock, limited(0.2, warmup=0), first_ns=300 * MS)
-    assert found.warmup == 0
+@pytest.mark.parametrize("first_ns", [15 * MS, 300 * MS])
+def test_without_warm_up_the_first_call_does_not_say_how_many_make_a_sample(
+    clock: Clock, first_ns: int
+) -> None:
+    found, _ = protocol(clock, limited(0.2, warmup=0), call_ns=10_000, first_ns=first_ns)
+    usual, _ = protocol(clock, limited(0.2), call_ns=10_000)
+    assert found.warmup == 0 and found.inner == usual.inner > 1
+
+
+def count_calls(clock: Clock, warmup: int, cold_ns: int, call_ns: int) -> tuple[Measured, int]:
+    """What comes of three samples, the first call on which took longer; and the calls made."""
+    calls: list[int] = []
+
+    def call() -> None:
+        clock.spend(call_ns if calls else cold_ns)
+        calls.append(clock.now)
+
+    steps = Protocol(
+        limited(2.0, iters=3, warmup=warmup),
+        ALONE,
+        Sync("none", ALONE, None),
+        lambda inner: Sampler([(call, (0,))], inner, ALONE, do_nothing),
+        "host",
+    )
+    found, _ = without_pause(steps.run(15 * MS, do_nothing))
+    assert found is not None
+    return found, len(calls)
+
+
+def test_one_cold_sample_of_warm_up_does_not_say_how_many_calls_make_a_sample(clock: Clock) -> None:
+    found, _ = count_calls(clock, 1, cold_ns=15 * MS, call_ns=10_000)
+    assert found.warmup == 1 and found.inner > 1
+
+
+@pytest.mark.parametrize(("warmup", "calls"), [(0, 4), (1, 4), (2, 5), (9, 12)])
+def test_calls_that_take_long_are_hardly_made_more_often_than_asked_for(
+    clock: Clock, warmup: int, calls: int
+) -> None:
+    found, made = count_calls(clock, warmup, cold_ns=60 * MS, call_ns=60 * MS)
+    assert (found.warmup, made) == (warmup, calls)
 
 
 def test_the_first_block_is_as_long_as_warming_up_says(clock: Clock) -> None:
