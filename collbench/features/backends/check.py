@@ -18,12 +18,13 @@ import msgspec
 from collbench.core.backend_info import backend_info, find_file
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
-from collbench.core.errors import CollbenchError
+from collbench.core.errors import CannotRun, CollbenchError
 from collbench.core.text import format_count
 from collbench.features.backends.findings import CheckRow, ContractFindings, State
 from collbench.features.backends.measurable import ContractRequest
+from collbench.machine import environment
 from collbench.records.types import Record, World
-from collbench.run import session
+from collbench.run import refusal, session
 from collbench.run.order import Order
 from collbench.run.reporter import Gathered
 from collbench.suite.case import Case, Skip
@@ -55,13 +56,14 @@ print(1e3 * (time.perf_counter() - began))
 
 class Finished(NamedTuple):
     """What came of one sweep: its records, what was left out, and what broke it, if anything
-    did."""
+    did; ``refused``: this machine could not open the backend for any of its ranks."""
 
     records: list[Record]
     skips: Sequence[Skip]
     worlds: list[World]
     trouble: str
     seconds: float
+    refused: bool = False
 
 
 def check_backend(name: str, quick: bool, tell: Callable[[str], object]) -> Iterator[CheckRow]:
@@ -103,18 +105,19 @@ def _measure_suite(suite: Suite) -> Finished:
     reporter = Gathered()
     reporter.skips, reporter.arrived = (), []
     reporter.worlds = {}
-    began, trouble = time.monotonic(), ""
+    began, trouble, refused = time.monotonic(), "", False
     try:
         order = Order(suite=suite, command=sys.argv, save=False, launcher="local")
         session.execute_order(order, lambda: reporter)
     except CollbenchError as e:
-        trouble = e.reason
+        trouble, refused = e.reason, isinstance(e, CannotRun)
     records = [record for record, _ in reporter.arrived]
     seconds = time.monotonic() - began
     worlds = list(reporter.worlds.values())
     if not trouble and reporter.ended:
         trouble = reporter.ended.note
-    return Finished(records, reporter.skips, worlds, trouble, seconds)
+    refused = refused and not worlds
+    return Finished(records, reporter.skips, worlds, trouble, seconds, refused)
 
 
 def _make_axes(name: str, **values: Any) -> Axes:
@@ -185,6 +188,8 @@ def sweep_everything(name: str, quick: bool) -> Finished:
 
 def judge_meaning(done: Finished) -> CheckRow:
     """Rows that were right, refused and wrong."""
+    if done.refused:
+        return CheckRow(check="meaning", state="skipped", text=done.trouble)
     by_status = Counter(record.status for record in done.records)
     wrong = [record for record in done.records if record.status == "wrong"]
     broken = [record for record in done.records if record.status not in ("ok", "wrong", "skipped")]
@@ -275,8 +280,12 @@ def _make_similar_axes(right: Case, **values: Any) -> Axes:
 
 def check_groups(right: Case) -> CheckRow:
     """Two groups of two ranks, measured at once, each with data of its own."""
-    if backend_info(right.backend).groups == "none":
+    info, gpus = backend_info(right.backend), environment.gpu_count()
+    if info.groups == "none":
         return CheckRow(check="groups", state="skipped", text="INFO.groups is none")
+    if info.gpu == "each" and 0 < gpus < GROUPED_RANKS:
+        lack = refusal.describe_gpu_lack(GROUPED_RANKS, gpus)
+        return CheckRow(check="groups", state="skipped", text=lack)
     what = f"{right.collective} with --split mod:2 on {GROUPED_RANKS} ranks"
     axes = _make_similar_axes(right, ranks=(GROUPED_RANKS,), groups="mod:2", sizes=(4096, 65536))
     done = _measure_suite(Suite(name="groups", axes=axes, policy=ONCE))
@@ -359,8 +368,7 @@ def _check_again(right: Case) -> CheckRow:
         )
         for _ in range(2)
     ]
-    for process in both:
-        _, said = process.communicate()
+    for process, said in [(process, process.communicate()[1]) for process in both]:
         if process.returncode:
             first = (said.strip().splitlines() or ["no word"])[0]
             return CheckRow(check="again", state="failed", text=f"two commands at once: {first}")

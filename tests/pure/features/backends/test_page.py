@@ -5,19 +5,25 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from factories import case
 
 from collbench.core.backend_info import CONTRACT, BackendInfo
-from collbench.core.errors import Exit
+from collbench.core.errors import CannotRun, Exit
+from collbench.features.backends import check
 from collbench.features.backends.check import Finished, is_abandoned, judge_fault
 from collbench.features.backends.findings import MEANINGS, CheckRow, State
 from collbench.features.backends.rig import Footprint
 from collbench.features.backends.trial import _list_grown
 from collbench.features.backends.view import judge_rows
+from collbench.records.types import World
 from collbench.run.backends import Call, _skeleton
+from collbench.run.order import Order
+from collbench.run.reporter import Gathered
 
 PAGE = (resources.files("collbench.cli") / "pages" / "backends.md").read_text()
 
@@ -85,6 +91,53 @@ def test_a_fault_must_be_told_of_the_right_rank_in_time(
 ) -> None:
     said = judge_fault(fault, Finished([], (), [], trouble, seconds), 45.0)
     assert says in said and bool(says) == bool(said)
+
+
+NO_ROOM = "no case can run here: 2 ranks need a GPU each, and there is 1"
+
+
+@pytest.mark.parametrize(("opened", "state"), [(False, "skipped"), (True, "failed")])
+def test_a_backend_that_this_machine_cannot_open_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, opened: bool, state: State
+) -> None:
+    """One that opens and then refuses every call may be wrong."""
+
+    def execute(order: Order, make_reporter: Callable[[], Gathered]) -> None:
+        reporter = make_reporter()
+        if opened:
+            reporter.worlds[0] = World(index=0, backend="nccl", n=2)
+        raise CannotRun(NO_ROOM)
+
+    monkeypatch.setattr(check.session, "execute_order", execute)
+    row = check.judge_meaning(check.sweep_everything("nccl", quick=True))
+    assert row.state == state and NO_ROOM in row.text
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_groups_are_not_checked_where_there_is_no_gpu_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    monkeypatch.setattr(check.environment, "gpu_count", lambda: gpus)
+    row = check.check_groups(case(64, backend="nccl"))
+    assert row.state == "skipped" and "4 ranks need a GPU each" in row.text
+
+
+def test_both_of_two_commands_at_once_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    class Command:
+        returncode = 1
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def communicate(self) -> tuple[str, str]:
+            ended.append(1)
+            return "", "planted"
+
+    monkeypatch.setattr(check.subprocess, "Popen", Command)
+    row = check._check_again(case(64))
+    assert row.state == "failed" and "planted" in row.text and len(ended) == 2
 
 
 def test_memory_that_somebody_shares_is_not_left_behind() -> None:
