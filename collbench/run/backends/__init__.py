@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # what backends raise where the library refuses a call
-REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError)
+REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, BufferError)
 
 
 def do_nothing(*_: object) -> None:

@@ -20,7 +20,6 @@ from collbench.features.backends.findings import MEANINGS, CheckRow, State
 from collbench.features.backends.rig import Footprint
 from collbench.features.backends.trial import _list_grown
 from collbench.features.backends.view import judge_rows
-from collbench.records.types import World
 from collbench.run.backends import Call, _skeleton
 from collbench.run.order import Order
 from collbench.run.reporter import Gathered
@@ -105,7 +104,7 @@ def test_a_backend_that_this_machine_cannot_open_has_not_failed(
     def execute(order: Order, make_reporter: Callable[[], Gathered]) -> None:
         reporter = make_reporter()
         if opened:
-            reporter.worlds[0] = World(index=0, backend="nccl", n=2)
+            reporter.worlds = {0: object()}  # type: ignore[dict-item]
         raise CannotRun(NO_ROOM)
 
     monkeypatch.setattr(check.session, "execute_order", execute)

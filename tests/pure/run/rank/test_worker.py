@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from collbench.core.errors import CannotRun
 from collbench.features.training.step import Op, Program, Step
 from collbench.records.types import GpuState
+from collbench.run.backends import REFUSALS, Base, Call
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board
 from collbench.run.rank import worker
@@ -116,6 +117,22 @@ def test_what_runs_in_the_background_is_verified_too(monkeypatch: pytest.MonkeyP
 
 def test_nothing_is_tried_where_nothing_is_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, [Job(HALF, 1, "cold")], check=0) == ([""], [])
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_what_a_library_raises_when_it_is_tried_is_its_reason(error: type[Exception]) -> None:
+    """As torch lends no 8-bit floats by DLPack: BufferError."""
+
+    class Refusing(Base):
+        library = "Library 1.0"
+
+        def prepare(self, case: Case, send: Any, recv: Any) -> Call:
+            raise error("planted")
+
+    made: Any = Worker.__new__(Worker)
+    made._verdicts, made._control, made._backend = {}, Control(0, 1), Refusing()
+    made._policy, made._plan = Policy(), Plan(0, "library", 2, (), Policy(), [], 60.0)
+    assert made._probe(RIGHT, [0]) == "Library 1.0 refuses all_reduce of float: planted"
 
 
 @pytest.mark.parametrize(
