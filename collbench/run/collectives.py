@@ -54,13 +54,18 @@ def buffer_bytes(case: Case, policy: Policy) -> int:
     return (elements + 2 * policy.unalign) * case.type.size + 2 * PAGE
 
 
+def owned_bytes(case: Case) -> int:
+    """Bytes that a library which owns its results keeps beside each buffer pair: the last result,
+    and perhaps its own copy of the input."""
+    return backend_info(case.backend).owns_results * sum(case.counts) * case.type.size
+
+
 def scratch_bytes(case: Case) -> int:
     """The bytes that the library allocates for itself on a rank, by peak resident size seen on
     torch 2.13 with Gloo.
 
     all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two
-    segments; a library that owns its results has these besides, and perhaps its own copy of the
-    input. Reference algorithms keep up to two rows of scratch, and land what arrives to be
+    segments. Reference algorithms keep up to two rows of scratch, and land what arrives to be
     combined.
     """
     if case.algorithm == "native" and backend_info(case.backend).gpu:
@@ -72,14 +77,13 @@ def scratch_bytes(case: Case) -> int:
     copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(
         case.collective, 0.0
     )
-    owned = sum(case.counts) * case.type.size if backend_info(case.backend).owns_results else 0
-    return int(copies * case.size) + owned + (8 << 20)
+    return int(copies * case.size) + (8 << 20)
 
 
 def background_bytes(case: Case, policy: Policy) -> int:
     """The bytes that a rank takes for what is in the case's background, if anything is."""
     if other := backgrounds.background_case(case):
-        return scratch_bytes(other) + buffer_bytes(other, policy)
+        return scratch_bytes(other) + buffer_bytes(other, policy) + owned_bytes(other)
     on_gpu = bool(backend_info(case.backend).gpu)
     return count_computing_bytes(case.background, on_gpu)
 
@@ -157,11 +161,12 @@ class CollectiveRunner:
         even those of one sample fit."""
         pair = buffer_bytes(case, policy)
         _, available, cache_bytes, sharers, base = room
+        slot = pair + owned_bytes(case)
         fixed = sharers * (base + scratch_bytes(case) + background_bytes(case, policy))
         target_rotation = wanted_rotation(case, policy, cache_bytes)
-        possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
+        possible = (available - fixed) // (sharers * slot) // policy.agg_iters * policy.agg_iters
         if possible < 1:
-            need = fixed + sharers * pair * policy.agg_iters
+            need = fixed + sharers * slot * policy.agg_iters
             what = f"{format_size(case.size)} on {format_count(sharers, 'rank')}"
             return Skip(case, explain_no_room(what, need, room))
         rotation = min(target_rotation, possible)
@@ -176,7 +181,8 @@ class CollectiveRunner:
     def measure_memory(self, job: Job, policy: Policy) -> int:
         """Bytes that a rank takes: its process's, all pairs of buffers, the library's, and the
         background's."""
-        own_bytes = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+        slot = buffer_bytes(job.case, policy) + owned_bytes(job.case)
+        own_bytes = scratch_bytes(job.case) + job.rotation * slot
         beside = background_bytes(job.case, policy)
         return backend_info(job.case.backend).rank_bytes + own_bytes + beside
 

@@ -57,7 +57,8 @@ class _OrderRunner(Runner):
         """Bytes that a rank takes, with results that are kept to compare."""
         call = _make_largest(job)
         buffers = COPIES * (max(call.counts) * call.type.size + 2 * PAGE)
-        return RANK_BYTES + buffers + TABLES + collectives.scratch_bytes(call)
+        library = collectives.scratch_bytes(call) + collectives.owned_bytes(call)
+        return RANK_BYTES + buffers + TABLES + library
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of a call's seconds at the largest size."""

@@ -15,7 +15,12 @@ from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Step
 from collbench.records.types import Record
 from collbench.run import collectives
-from collbench.run.collectives import buffer_bytes, measure_crowding, scratch_bytes
+from collbench.run.collectives import (
+    buffer_bytes,
+    measure_crowding,
+    owned_bytes,
+    scratch_bytes,
+)
 from collbench.run.jobs import Job
 from collbench.run.memory import AVAILABLE, RANK_BYTES, Room, count_computing_bytes
 from collbench.run.runner import Forecast
@@ -78,7 +83,9 @@ class _StepRunner:
         calls = steps.list_calls(job.subject, job.case)
         scratch = max((scratch_bytes(call_case) for call_case in calls), default=0)
         needs = steps.count_buffer_bytes(
-            job.subject, job.case, lambda call_case: buffer_bytes(call_case, policy)
+            job.subject,
+            job.case,
+            lambda call_case: buffer_bytes(call_case, policy) + owned_bytes(call_case),
         )
         on_gpu = bool(backend_info(job.case.backend).gpu)
         computing = count_computing_bytes(job.subject.compute, on_gpu)

@@ -126,6 +126,15 @@ def test_what_computes_in_the_background_of_a_case_is_counted(background: str, m
     assert isinstance(RUNNER.fit(beside, Policy(), room, None), Skip)
 
 
+def test_what_a_library_keeps_of_its_own_is_counted_with_each_pair_of_buffers() -> None:
+    """The last result of each, and of MLX a copy of the input."""
+    case = Case(collective="all_reduce", backend="mlx", n=2, nbytes=GIB, op="sum")
+    one, four = (RUNNER.measure_memory(Job(case, number, ""), Policy()) for number in (1, 4))
+    assert four - one >= 3 * 4 * GIB
+    job = RUNNER.fit(case, Policy(), memory.Room("on this host", 17 * GIB, 64 * GIB, 1, 0), None)
+    assert isinstance(job, Job) and job.rotation == 4
+
+
 def test_a_collective_in_the_background_must_fit_too() -> None:
     alone = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
     beside = msgspec.structs.replace(alone, background="all_to_all:1G")
