@@ -6,6 +6,7 @@ Every rank runs ``Worker.run`` over the same plan; rank 0 hands finished records
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import socket
@@ -31,9 +32,10 @@ from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import cpus, descriptors, environment, sysfs, topology
 from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
-from collbench.records.types import GpuState, RankInfo, Record, Scheme, World
+from collbench.records.types import Cache, GpuState, RankInfo, Record, Scheme, World
 from collbench.run import backends, refusal
 from collbench.run.backends import REFUSALS, Backend
+from collbench.run.collectives import buffer_bytes
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.world import Asked, Channel, Failure, Said
@@ -51,6 +53,7 @@ from collbench.run.rank.stream import assert_ordered
 from collbench.run.runner import runner_of
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 Emit = Callable[[World | Record], None]
 
@@ -112,6 +115,18 @@ def load_sources(plan: Plan) -> None:
             ) from e
     if plan.file:
         register_file(plan.file)
+
+
+def judge_cache(job: Job, device: torch.device, policy: Policy) -> Cache:
+    """What is said of the caches that a job's data goes through: of an accelerator that its plan did
+    not know, by the accelerator's own cache, and ``small`` where torch does not tell its size."""
+    case = job.case
+    is_planned = case.subject or device.type == "cpu" or backend_info(case.backend).gpu
+    if job.cache != "cold" or is_planned:
+        return job.cache
+    properties = getattr(torch, device.type).get_device_properties(device)
+    nbytes = getattr(properties, "L2_cache_size", math.inf)
+    return "cold" if job.rotation * buffer_bytes(case, policy) >= 3 * nbytes else "small"
 
 
 class Worker:
@@ -436,7 +451,7 @@ class Worker:
         case = job.case
         tried = about._replace(
             rotation=job.rotation,
-            cache=job.cache,
+            cache=judge_cache(job, self._backend.device, self._policy),
             copies_first=not case.subject and self._backend.copies_first(case),
         )
         emit = partial(self._send_interim, case, about)

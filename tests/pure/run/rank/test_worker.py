@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from collbench.core.errors import CannotRun
@@ -133,6 +134,25 @@ def test_what_a_library_raises_when_it_is_tried_is_its_reason(error: type[Except
     made._verdicts, made._control, made._backend = {}, Control(0, 1), Refusing()
     made._policy, made._plan = Policy(), Plan(0, "library", 2, (), Policy(), [], 60.0)
     assert made._probe(RIGHT, [0]) == "Library 1.0 refuses all_reduce of float: planted"
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "l2", "cache"),
+    [
+        ("ucc", "cuda:1", 10 << 20, "cold"),
+        ("ucc", "cuda:1", 50 << 20, "small"),
+        ("vendor", "cuda:1", None, "small"),
+        ("ucc", "cpu", None, "cold"),
+        ("nccl", "cuda:1", 50 << 20, "cold"),  # its plan knew the GPU
+    ],
+)
+def test_data_is_cold_where_it_outgrows_the_cache_of_the_device_that_was_opened(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device: str, l2: int | None, cache: str
+) -> None:
+    facts = SimpleNamespace(**({"L2_cache_size": l2} if l2 else {}))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    job = Job(replace(RIGHT, backend=backend, nbytes=16 << 20), 2, "cold")
+    assert worker.judge_cache(job, torch.device(device), Policy()) == cache
 
 
 @pytest.mark.parametrize(
