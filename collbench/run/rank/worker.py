@@ -118,14 +118,16 @@ def load_sources(plan: Plan) -> None:
 
 
 def judge_cache(job: Job, device: torch.device, policy: Policy) -> Cache:
-    """What is said of the caches that a job's data goes through: of an accelerator that its plan did
-    not know, by the accelerator's own cache, and ``small`` where torch does not tell its size."""
+    """What a record says of a job's data in caches: on an accelerator that its plan did not know it
+    is cold if it outgrows the cache there, and small where torch does not tell that cache's
+    size."""
     case = job.case
     is_planned = case.subject or device.type == "cpu" or backend_info(case.backend).gpu
     if job.cache != "cold" or is_planned:
         return job.cache
-    properties = getattr(torch, device.type).get_device_properties(device)
-    nbytes = getattr(properties, "L2_cache_size", math.inf)
+    nbytes = math.inf
+    with suppress(Exception):  # whatever a vendor's module raises that does not tell it
+        nbytes = getattr(torch, device.type).get_device_properties(device).L2_cache_size
     return "cold" if job.rotation * buffer_bytes(case, policy) >= 3 * nbytes else "small"
 
 

@@ -143,6 +143,7 @@ def test_what_a_library_raises_when_it_is_tried_is_its_reason(error: type[Except
         ("ucc", "cuda:1", 50 << 20, "small"),
         ("vendor", "cuda:1", None, "small"),
         ("ucc", "cpu", None, "cold"),
+        ("vendor", "meta", None, "small"),
         ("nccl", "cuda:1", 50 << 20, "cold"),  # its plan knew the GPU
     ],
 )
