@@ -17,6 +17,7 @@ from collbench.run.backends import Call, Message, _torchdist, _wire
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._torchdist import choose_device
 from collbench.run.backends._torchsymm import TorchSymmetric
+from collbench.run.rank import control
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
@@ -279,3 +280,35 @@ def test_the_ranks_own_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     backend.device = torch.device("xpu", 3)
     backend.finish()
     assert devices == [torch.device("xpu", 3)]
+
+
+class Rank(Control):
+    """The first of two ranks; the second says what is planted."""
+
+    def __init__(self, other: list[str] | None) -> None:
+        super().__init__(0, 2)
+        self._other = other
+
+    def collect(self, value: object) -> list[object]:
+        return [value, self._other]
+
+
+FULL = "CUDA out of memory. Tried to allocate 40.00 GiB."
+
+
+@pytest.mark.parametrize(("here", "there"), [(True, False), (False, True), (True, True)])
+def test_a_case_is_refused_on_all_ranks_where_one_ranks_gpu_has_no_memory(
+    monkeypatch: pytest.MonkeyPatch, here: bool, there: bool
+) -> None:
+    def allocate(*_: object, **__: object) -> torch.Tensor:
+        if here:
+            raise torch.cuda.OutOfMemoryError(f"{FULL}\nmore")
+        return torch.zeros(1)
+
+    rank = Rank([f"rank 1 on b: {FULL}", "take smaller sizes"] if there else None)
+    monkeypatch.setattr(control, "make_world_control", lambda: rank)
+    monkeypatch.setattr(torch, "empty", allocate)
+    backend = _torchdist.TorchDistributed("nccl")
+    backend.device = torch.device("meta")
+    with pytest.raises(CannotRun, match=rf"^rank {int(not here)} on \S+: {FULL}$"):
+        backend.allocate(64)
