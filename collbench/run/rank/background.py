@@ -75,8 +75,8 @@ def _refuse_sharing_queue(backend: Backend, case: Case) -> None:
     on_host = backgrounds.parse_background(case.background).kind in ("sleep", "spin")
     if backend.device.type != "cpu" and backend.stream is None and not on_host:
         raise CannotRun(
-            f"a background on {backend.device.type} would share a stream with {case.backend}, and be"
-            " part of its times",
+            f"a background on {backend.device.type} would share a stream with {case.backend}, and"
+            " be part of its times",
             "--background sleep and spin stay on the host",
         )
 

@@ -5,8 +5,8 @@ $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its th
 fail the rank; ``interrupt`` is Ctrl-C for who has started its parent; ``sleep`` hangs it before the
 call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened, ``crash`` fail
 there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse cases of so many
-bytes, for which by ``no-memory`` the rank's GPU has no room; by ``refuse-calls`` every call raises,
-by ``break`` all that follows does, too; ``lazy`` has every rank do nothing from that call on;
+bytes, for which by ``no-memory`` the rank has no room; by ``refuse-calls`` every call raises, by
+``break`` all that follows does, too; ``lazy`` has every rank do nothing from that call on;
 ``straggle:RANK:0`` has a rank come 2 ms late to every call, outside the clock, ``never-in-time``
 voids every sample, ``blind:RANK:0`` has a rank's check find nothing. With ``-each`` behind it (lazy-each)
 a fault is planted in every case, whose calls are counted by themselves. With ``-again`` behind it,
