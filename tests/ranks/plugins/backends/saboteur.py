@@ -8,9 +8,10 @@ there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse
 bytes, for which by ``no-memory`` the rank has no room; by ``refuse-calls`` every call raises, by
 ``break`` all that follows does, too; ``lazy`` has every rank do nothing from that call on;
 ``straggle:RANK:0`` has a rank come 2 ms late to every call, outside the clock, ``never-in-time``
-voids every sample, ``blind:RANK:0`` has a rank's check find nothing. With ``-each`` behind it (lazy-each)
-a fault is planted in every case, whose calls are counted by themselves. With ``-again`` behind it,
-calls count once the run's file, $SABOTAGE_RUN, has a record: of one case, in its second pass.
+voids every sample, ``blind:RANK:0`` has a rank's check find nothing. With ``-each`` behind it
+(lazy-each) a fault is planted in every case, whose calls are counted by themselves. With ``-again``
+behind it, calls count once the run's file, $SABOTAGE_RUN, has a record: of one case, in its second
+pass.
 """
 
 from __future__ import annotations
