@@ -165,7 +165,8 @@ class Control:
             error = e
         except torch.cuda.OutOfMemoryError as e:
             where = f"rank {self.members[self.rank]} on {environment.host_name()}"
-            error = CannotRun(f"{where}: {first_line(e)}", "take smaller sizes (-e)")
+            room, _, _ = first_line(e).partition(". Of the allocated")  # behind it: torch's own use
+            error = CannotRun(f"{where}: {room}", "take smaller sizes (-e)")
         problem = [error.message, error.hint] if error else None
         for reported in filter(None, self.collect(problem)):
             raise CannotRun(*reported) from error

@@ -293,7 +293,7 @@ class Rank(Control):
         return [value, self._other]
 
 
-FULL = "CUDA out of memory. Tried to allocate 40.00 GiB."
+FULL = "CUDA out of memory. Tried to allocate 40.00 GiB"
 
 
 @pytest.mark.parametrize(("here", "there"), [(True, False), (False, True), (True, True)])
@@ -302,7 +302,7 @@ def test_a_case_is_refused_on_all_ranks_where_one_ranks_gpu_has_no_memory(
 ) -> None:
     def allocate(*_: object, **__: object) -> torch.Tensor:
         if here:
-            raise torch.cuda.OutOfMemoryError(f"{FULL}\nmore")
+            raise torch.cuda.OutOfMemoryError(f"{FULL}. Of the allocated memory 1 MiB is ...\nmore")
         return torch.zeros(1)
 
     rank = Rank([f"rank 1 on b: {FULL}", "take smaller sizes"] if there else None)
