@@ -142,14 +142,15 @@ def test_calls_that_torch_hands_over_as_one_are_right(measure, mode: str) -> Non
 TO_THE_ROOT = ("reduce", "gather")
 
 
-@pytest.mark.parametrize(("call", "when"), [(1, "before timing"), (2, "after timing")])
+@pytest.mark.parametrize(("call", "when"), [(1, "before timing"), (7, "after timing")])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_corrupt_element_is_caught(measure, rank: int, call: int, when: str) -> None:
     """The saboteur flips one bit of the last element that rank 1 (or the root) receives, in every
-    case."""
+    case, in its first call or its last timed one."""
     some = TO_THE_ROOT if rank == 0 else tuple({*WITH_DATA} - {*TO_THE_ROOT})
     swept = cases(collectives=some, sizes=(1024,), ranks=(2,), backends=("saboteur",))
-    records = measure(swept, rotation=1, iters=1, sabotage=f"corrupt-each:{rank}:{call}")
+    once = {"rotation": 1, "warmup": 5, "iters": 1}
+    records = measure(swept, **once, sabotage=f"corrupt-each:{rank}:{call}")
     assert [record.case for record in records] == swept
     for case, record in zip(swept, records, strict=True):
         assert (record.status, record.wrong, record.times_ns) == ("wrong", 1, []), case.key

@@ -131,10 +131,10 @@ def test_groups_however_calls_are_made(divided: Divided, policy: dict[str, objec
     assert all(bool(record.submit_ns) is bool(policy.get("cpu_time")) for record in found)
 
 
-@pytest.mark.parametrize("call", [1, 5])  # before timing, and the last one timed
+@pytest.mark.parametrize("call", [1, 10])  # before timing, and the last one timed
 def test_wrong_data_is_told_of_its_group_and_rank(divided: Divided, fault: Path, call: int) -> None:
     fault.write_text(f"corrupt:3:{call}")
-    _, (second, first) = divided(swept(backends=("saboteur",)), iters=4)
+    _, (second, first) = divided(swept(backends=("saboteur",)), warmup=5, iters=4)
     assert (second.case.group, second.status, second.times_ns) == (1, "wrong", [])
     assert second.wrong == 1 and second.first_wrong is not None and second.first_wrong.rank == 3
     assert "first on rank 3 of group 1 at" in second.note
