@@ -19,7 +19,7 @@ from collbench.features.traces.formats import aicb, chakra, execution, kineto, p
 from collbench.features.traces.formats import flight_recorder as flight
 from collbench.features.traces.formats.bounded import Limits, Stream, read_head
 from collbench.features.traces.formats.call_names import NO_RANK, number_files
-from collbench.features.traces.types import RankTrace, Trace, Unread
+from collbench.features.traces.types import STALE_NS, RankTrace, Trace, Unread
 from collbench.features.training.step import POINT_TO_POINT, WORLD
 
 MOST_FILES = 1 << 16
@@ -347,9 +347,6 @@ def _same_rank(first: RankTrace, second: RankTrace, assumed: Sequence[str]) -> U
         f"{complaint}, by what they or their names tell",
         "give one file a rank: of several profiles of a job, those of one cycle",
     )
-
-
-STALE_NS = 3600 * 10**9  # between calls that ranks issue together
 
 
 def _find_stale(ranks: Sequence[RankTrace]) -> list[Unread]:
