@@ -71,7 +71,7 @@ TYPES = {
     **{dtype.torch: dtype.name for dtype in DTYPES.values()},
 }
 SUMS = "reductions are taken for sums: the trace does not say which they are"
-EVEN = "an all_to_all without splits is taken for an even one"
+EVEN = "an all_to_all without splits is taken for an even one, unless ranks differ in its size"
 NO_RANK = "the file does not name its rank: taken for rank 0"
 UNREADABLE = "calls have a value that cannot be read"
 MOST = 1 << 62

@@ -14,6 +14,7 @@ import traced
 from collbench.core.errors import UsageError
 from collbench.features.traces import replay as program
 from collbench.features.traces.analysis import times
+from collbench.features.traces.analysis.operations import join_calls
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.types import Call, Interval, RankTrace, Trace
 
@@ -203,6 +204,21 @@ def test_blocks_of_an_exchange_are_read_from_version_2_11_on(tmp_path: Path) -> 
     entry = traced.entry("nccl:all_to_all", 2, [8], **splits)
     (call,) = one(tmp_path, "trace0", traced.FLIGHT | {"entries": [entry]}).calls
     assert (call.sends, call.receives) == ((5, 3), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind"), [((8, 8), "all_to_all"), ((8, 12), "all_to_allv"), ((8, 9), "all_to_allv")]
+)
+def test_an_exchange_without_blocks_is_even_where_all_ranks_have_one_size(
+    sizes: tuple[int, int], kind: str, tmp_path: Path
+) -> None:
+    """As one in which each two ranks exchange as much in both directions."""
+    for rank, size in enumerate(sizes):
+        entry = traced.entry("nccl:all_to_all", 2, [size], state="started")
+        (tmp_path / f"trace{rank}").write_text(json.dumps(traced.FLIGHT | {"entries": [entry]}))
+    trace = reading.read_trace([tmp_path])
+    assert [call.kind for rank in trace.ranks for call in rank.calls] == [kind] * 2
+    assert join_calls(trace).disagreements == []
 
 
 def test_a_dump_of_another_day_is_not_used(tmp_path: Path) -> None:
