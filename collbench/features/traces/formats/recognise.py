@@ -70,7 +70,8 @@ def _make_stream_reader(
 
 def _read_flight(path: Path, request: _Asked) -> Told:
     with Stream(path, request.limits, request.ranks.get(path, -1)) as stream:
-        return flight.read_rank(stream, read_head(path, 1) == b"\x80")
+        share = MOST_CALLS // len(request.ranks)
+        return flight.read_rank(stream, read_head(path, 1) == b"\x80", share)
 
 
 def _read_execution(path: Path, request: _Asked) -> Told:

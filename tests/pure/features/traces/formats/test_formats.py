@@ -124,6 +124,17 @@ def test_calls_that_cannot_be_interpreted_keep_their_numbers(tmp_path: Path) -> 
     assert sum(lost.calls for lost in rank.lost) == 3
     assert rank.lost_numbers == {"": (1, -1), "1": (2,)}
 
+@pytest.mark.parametrize("dtype", ["Float8_e4m3fnuz", "Float8_e5m2fnuz", "c10::Float8_e8m0fnu"])
+def test_a_type_of_a_byte_that_collbench_lacks_moves_as_bytes(dtype: str, tmp_path: Path) -> None:
+    types = {"input_dtypes": [dtype], "output_dtypes": [dtype]}
+    entries = [
+        traced.entry("nccl:_all_gather_base", 0, [8], output_sizes=[[16]], **types),
+        traced.entry("nccl:all_reduce", 1, [4], **types),
+    ]
+    rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
+    assert [said(call) for call in rank.calls] == [("all_gather", "", 16, "uint8")]
+    assert [lost.why for lost in rank.lost] == [f"datatype '{dtype}' is unknown (trace0: record 1)"]
+
 
 def test_calls_of_a_group_that_is_not_told_keep_their_numbers(tmp_path: Path) -> None:
     assert gloo(tmp_path).ranks[0].lost_numbers == {"1": (2,)}
