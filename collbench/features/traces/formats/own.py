@@ -98,8 +98,8 @@ def file_name(rank: int) -> str:
 
 
 def remove_file(folder: Path, rank: int) -> None:
-    """Remove the file that an earlier recording of the rank left. Raises OSError, and UsageError for
-    a file of somebody else's."""
+    """Remove the file that an earlier recording of the rank left. Raises OSError, and UsageError
+    for a file of somebody else's."""
     files.refuse_foreign_file(path := folder / file_name(rank), MARK, "another folder")
     if path.is_file() and not path.is_symlink():
         path.unlink()

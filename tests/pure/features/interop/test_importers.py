@@ -434,7 +434,8 @@ def test_what_a_table_says_is_taken_before_what_the_user_says() -> None:
 
 
 def test_ranks_and_hosts_that_a_log_says_are_not_those_that_the_user_gives() -> None:
-    listed = log([row(4096, 9.0)]) + log([row(4096, 7.0, 4, test="all_gather")], n=4, test="all_gather")
+    gathered = log([row(4096, 7.0, 4, test="all_gather")], n=4, test="all_gather")
+    listed = log([row(4096, 9.0)]) + gathered
     untold = "\n".join(line for line in log([row(4096, 8.0, 16)]).split("\n") if "Rank" not in line)
     for text, counts in ((listed, [8, 4]), (untold + log([row(4096, 9.0)]), [16, 8])):
         found = read(text, ranks=16)

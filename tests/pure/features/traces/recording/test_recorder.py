@@ -293,7 +293,8 @@ def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
     assert (line.peer, line.state) == (-1, "started" if waits else "")
     received.fields["peer"] = 3
     received.ended(received.issued + 7)
-    assert [(note.late, note.peer) for note in written_late(program)] == [((0, received.issued + 7), 3)]
+    (note,) = written_late(program)
+    assert (note.late, note.peer) == ((0, received.issued + 7), 3)
 
 
 def test_the_mark_of_an_iteration_is_written_once_it_has_ended() -> None:
