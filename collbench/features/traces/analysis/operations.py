@@ -118,13 +118,11 @@ def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
     for source, sent, expected in zip(ranks, sends, zip(*filter(None, expects)), strict=False):
         if not sent or tuple(compress(sent, expects)) == expected:
             continue
-        targets = zip(compress(ranks, expects), compress(sent, expects), expected, strict=True)
+        pairs = zip(compress(ranks, expects), compress(sent, expects), expected, strict=True)
         blocks += (
-            Block(source, target, *sizes)
-            for target, *sizes in targets
-            if source != target
-            and sizes[0] != sizes[1]
-            and calls[source].dtype == calls[target].dtype
+            Block(source, target, size, other)
+            for target, size, other in pairs
+            if target != source and size != other and calls[target].dtype == calls[source].dtype
         )
     return tuple(blocks)
 
