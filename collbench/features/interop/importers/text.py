@@ -105,14 +105,15 @@ LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 def bound_log(log: BinaryIO | gzip.GzipFile) -> bytes:
     """A log's lines without what NCCL says of itself; where there are more than MOST_BYTES, so many
     that they are refused."""
-    buffer, room, filled = io.BytesIO(), MOST_READ, 0
+    buffer, room, filled, empty = io.BytesIO(), MOST_READ, 0, 0
     hosts: set[str] = set()
     for line in iter(partial(log.readline, MOST_BYTES + 1), b""):
         room -= len(line)
         rest = _cut_message(_unwrap_line(line), hosts) if room >= 0 else bytes(MOST_BYTES + 1)
         buffer.write(rest)
-        filled += len(rest) if rest != b"\n" or line == b"\n" else 0
-        if filled > MOST_BYTES:
+        empty += rest == b"\n"
+        filled += len(rest) * (rest != b"\n")
+        if filled > MOST_BYTES or empty > MOST_EMPTY:
             break
     return buffer.getvalue()
 
@@ -189,7 +190,7 @@ def decode_log(data: bytes, name: str) -> str:
     if data[:2] == PART[:2]:
         data = _unpack_log(data, name)
         _refuse_archive(data, name)
-    lines = data.split(b"\n")
+    *lines, _ = data.split(b"\n")
     empty = lines.count(b"")
     if len(data) - empty > MOST_BYTES:
         raise UsageError(

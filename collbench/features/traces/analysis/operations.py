@@ -115,7 +115,8 @@ def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
     )
     blocks: list[Block] = []
     # whole rows are compared before each pair of ranks: of 1,024 there are a million
-    for source, sent, expected in zip(ranks, sends, zip(*filter(None, expects)), strict=False):
+    columns = zip(*filter(None, expects), strict=True)
+    for source, sent, expected in zip(ranks, sends, columns, strict=False):
         if not sent or tuple(compress(sent, expects)) == expected:
             continue
         pairs = zip(compress(ranks, expects), compress(sent, expects), expected, strict=True)

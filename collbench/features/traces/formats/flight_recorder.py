@@ -109,9 +109,7 @@ def read_rank(stream: Stream, packed: bool, limit: int) -> tuple[RankTrace, tupl
         )
     backend = entries[0].profiling_name.partition(":")[0][:20] if entries else ""
     trace = calls.trace(stream.rank, backend=backend)
-    by_name = {
-        WORLD if name == world else name: status for name, status in reached_by_name.items()
-    }
+    by_name = {WORLD if name == world else name: status for name, status in reached_by_name.items()}
     only_active = not entries or (
         first > 0 and all(entry.state != "completed" for entry in entries)
     )

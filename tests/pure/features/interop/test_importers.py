@@ -1248,14 +1248,19 @@ def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("MOST_LINES", "more than 9 lines"), ("MOST_BYTES", "larger than")]
+    ("limit", "line", "words"),
+    [
+        ("MOST_LINES", b"x\n", "more than 9 lines"),
+        ("MOST_BYTES", b"x\n", "larger than"),
+        ("MOST_EMPTY", b"\n", "more than"),
+    ],
 )
 def test_a_packed_log_is_no_larger_than_it_may_be(
-    limit: str, words: str, monkeypatch: pytest.MonkeyPatch
+    limit: str, line: bytes, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"collbench.features.interop.importers.text.{limit}", 9)
     with pytest.raises(UsageError, match=words):
-        decode_log(gzip.compress(b"\n" * 10), "x")
+        decode_log(gzip.compress(line * 10), "x")
 
 
 def test_a_packed_log_above_four_mebibytes_is_unpacked() -> None:

@@ -124,6 +124,7 @@ def test_calls_that_cannot_be_interpreted_keep_their_numbers(tmp_path: Path) -> 
     assert sum(lost.calls for lost in rank.lost) == 3
     assert rank.lost_numbers == {"": (1, -1), "1": (2,)}
 
+
 @pytest.mark.parametrize("dtype", ["Float8_e4m3fnuz", "Float8_e5m2fnuz", "c10::Float8_e8m0fnu"])
 def test_a_type_of_a_byte_that_collbench_lacks_moves_as_bytes(dtype: str, tmp_path: Path) -> None:
     types = {"input_dtypes": [dtype], "output_dtypes": [dtype]}

@@ -272,7 +272,9 @@ def test_a_wait_that_ends_after_it_was_written_has_its_end(monkeypatch: pytest.M
     monkeypatch.setattr(recorded, "HELD_S", -1)
     program = recorded.Program(recorded.make_clock())
     call = program.add({"kind": "send", "dtype": "float", "peer": 1}, dist.group.WORLD)
-    assert call and (wait := program.wait([call]))
+    assert call
+    wait = program.wait([call])
+    assert wait
     assert [line.state for line in program.ready() if isinstance(line, Call)] == ["started", ""]
     wait.ended(wait.issued + 7)
     assert [note.late for note in written_late(program)] == [(1, wait.issued + 7)]
