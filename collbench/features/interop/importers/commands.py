@@ -82,7 +82,7 @@ def varying_variables(every: Sequence[str]) -> set[str]:
     apart."""
     commands = [
         variables.select_variables(settings_of(tokens))
-        for line in every
+        for line in filter(None, every)
         if (tokens := words_of(line))
     ]
     names = {name for command in commands for name in command}
