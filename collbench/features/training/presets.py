@@ -152,14 +152,13 @@ def find_step(
 ) -> Step:
     """The step of this name or file, laid out and told as asked; on ``world`` ranks, with the first
     ``layers`` of the model only. Raises UsageError."""
-    path = Path(name)
-    if path.suffix in (".toml", ".csv"):
+    if files.is_step_file(name):
         if layout or options or world or layers:
             raise UsageError(
                 f"{name}: a file says itself what its ranks do",
                 "leave out --layout, --options, -g, --layers",
             )
-        return files.read_step(path)
+        return files.read_step(Path(name))
     preset = _find_preset(name)
     pattern = PATTERNS[preset.pattern]
     shape = models.find_model(preset.model)

@@ -190,8 +190,7 @@ class StepTrial:
             self._common.check()
         alone = self._alone(sync, samples)
         sent = self._sent()
-        watched = [self._once_watched(sync) for _ in range(self._watches())]
-        everyones = self._gathered(watched, alone)
+        everyones = self._gathered(self._watch(sync), alone)
         if self._policy.blame:
             self._blame(everyones[0], sync)
         self._enter(Phase.CHECKING)
@@ -392,11 +391,18 @@ class StepTrial:
 
         return [counted.count_once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
 
-    def _watches(self) -> int:
-        """The number of steps to watch."""
-        numbers = len(self._program.ops) * self._control.n
-        (most,) = self._control.decide([min(WATCHED, MOST_WATCHED // (2 * max(1, numbers)))])
-        return most
+    def _watch(self, sync: Sync) -> list[list[list[list[int]]]]:
+        """By rank, what it saw of each step that was watched. Where operations of all ranks are too
+        many, those of rank 0 alone, once at least."""
+        ops, n = max(1, len(self._program.ops)), self._control.n
+        of_all, of_first = (MOST_WATCHED // (2 * ops * ranks) for ranks in (n, 1))
+        most, by_all = self._control.decide(
+            [min(WATCHED, of_all or max(1, of_first)), int(of_all > 0)]
+        )
+        steps = [self._once_watched(sync) for _ in range(most)]
+        if by_all:
+            return self._control.collect(steps)
+        return [self._control.broadcast(steps), *[[]] * (n - 1)]
 
     def _once_watched(self, sync: Sync) -> list[list[int]]:
         """The times at which operations of a watched step began and ended, and the program began to
@@ -440,12 +446,11 @@ class StepTrial:
             operation_times[at] = replace(operation_times[at], with_ns=step_times, without_ns=times)
 
     def _gathered(
-        self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
+        self, watched: Sequence[list[list[list[int]]]], alone: dict[str, list[int]]
     ) -> list[list[Operation]]:
-        """The times seen of each operation of each rank's program, by rank; empty but at rank 0."""
-        everyone = self._control.collect(watched)
+        """The times seen of each operation of each rank's program, by rank."""
         operations = []
-        for rank, steps in enumerate(everyone):
+        for rank, steps in enumerate(watched):
             ops = self._step.program(rank).ops
             operations.append(
                 [
