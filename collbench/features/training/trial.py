@@ -4,6 +4,7 @@ difference of neighbours."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 import zlib
@@ -138,6 +139,7 @@ class StepTrial:
         self._common = bench.common
         self._checked = self._total = self._took = self._look = 0
         self._throttled = self._vouched = 0  # rounds thrown away; those up to the last look at GPUs
+        self._usable: list[int] = []  # numbers of the rounds without a late sample
         self._looked = 0.0
 
     def _prepared(self) -> list[_Ready]:
@@ -283,7 +285,7 @@ class StepTrial:
         reported = self._looked = began
         while not stop:
             yield
-            rounds.append(_measure_round(samplers, lots, sync))
+            self._add_round(rounds, _measure_round(samplers, lots, sync))
             stop = 0 if self._rank else self._enough(rounds, time.perf_counter() - began)
             if guard and self._discard_throttled(guard, rounds, stop > 0) and not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
@@ -294,11 +296,17 @@ class StepTrial:
                 if all(isinstance(part, MeasuredCase) for part in interim):
                     self._report_interim(interim)  # else it would be taken for what came of it
                 reported = time.perf_counter()
-            refused = self._begin_too_late(rounds) and sync.refuse(1.0, math.inf)
+            refused = self._begin_too_late(len(rounds)) and sync.refuse(1.0, math.inf)
             stop, swap = self._control.decide([stop, int(refused)])
             if swap and self._policy.sync == "auto":
                 sync.scheme = "barrier"
         return _join_rounds(rounds), STOPS[stop]
+
+    def _add_round(self, rounds: list[list[Samples]], parts: list[Samples]) -> None:
+        """Add the samples of a round, and note its number where none of them is late."""
+        if not any(part.late.any() for part in parts):
+            self._usable.append(len(rounds))
+        rounds.append(parts)
 
     def _discard_throttled(self, guard: Guard, rounds: list[list[Samples]], is_last: bool) -> bool:
         """Look at GPUs after the last round, or if the last look is long ago; whether one is held
@@ -314,19 +322,19 @@ class StepTrial:
             rounds[number] = [
                 part._replace(late=np.ones_like(part.late)) for part in rounds[number]
             ]
+        del self._usable[bisect.bisect_left(self._usable, first) :]
         self._throttled += len(rounds) - first
         guard.pause()
         return True
 
-    def _begin_too_late(self, rounds: Sequence[Sequence[Samples]]) -> bool:
-        """Whether each of the first rounds has found a rank late, not counting those that a GPU
-        held back has spoilt."""
-        return len(rounds) - self._throttled >= FEWEST and not any(map(_is_usable, rounds))
+    def _begin_too_late(self, taken: int) -> bool:
+        """Whether all of the first rounds have found a rank late, of so many taken so far; not
+        counting those that a GPU held back has spoilt."""
+        return taken - self._throttled >= FEWEST and not self._usable
 
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
-        usable = [*filter(_is_usable, rounds)]
-        policy, number = self._policy, len(usable)
+        policy, number = self._policy, len(self._usable)
         requested = self._job.samples or policy.iters
         limit = max(
             most_seconds(self._job, policy, LEAST), (requested or 0) * seconds / len(rounds)
@@ -335,14 +343,15 @@ class StepTrial:
             return STOPS.index("budget")
         if len(rounds) - self._throttled > 3 * max(FEWEST, number, requested or 0):
             return STOPS.index("max_n")
-        if requested is not None or not usable:
+        if requested is not None or not number:
             return STOPS.index("fixed") if requested and number >= requested else 0
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
-        step_times, silent, _ = (
-            Samples.concatenate(part).times for part in zip(*usable, strict=True)
-        )
         if number < EVERY or number >= self._look:
             self._look = number + stats.next_block(number)
+            usable = [rounds[at] for at in self._usable]
+            step_times, silent, _ = (
+                Samples.concatenate(part).times for part in zip(*usable, strict=True)
+            )
             exposed = bound_mean(np.asarray(step_times - silent, dtype=float))
             narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(step_times))
             least = policy.precision, LEAST, seconds, policy.min_seconds
@@ -563,11 +572,6 @@ def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
     if job.seconds is not None:
         return job.seconds / (1 + ALONE_SHARE)
     return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
-
-
-def _is_usable(parts: Sequence[Samples]) -> bool:
-    """Whether no part of a round has a late sample."""
-    return not any(part.late.any() for part in parts)
 
 
 def _measure_round(

@@ -271,7 +271,7 @@ def list_assumptions(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
     if layout.cp > 1 and options.cp == "p2p":
         yield "gradients of keys and values go around cp - 1 times, in the model's datatype"
     if layout.cp > 1 and options.cp == "all_gather":
-        yield "keys and values are gathered one by one, and once more in backward: TransformerEngine"
+        yield "keys and values are gathered one by one, again in backward (TransformerEngine)"
     if layout.chunks > 1:
         yield "sends of the interleaved pipeline are waited for at the end of backward alone"
     if layout.pp > 1:

@@ -326,7 +326,7 @@ def test_all_keys_and_all_values_are_gathered_in_both_passes() -> None:
         *gathers,
         *[("reduce_scatter", "backward", 32 << 20)] * 2,
     ]
-    assert any("once more in backward" in assumption for assumption in step.assumptions)
+    assert any("again in backward" in assumption for assumption in step.assumptions)
 
 
 def test_ulysses_exchanges_queries_keys_values_and_results() -> None:
