@@ -32,6 +32,7 @@ from collbench.features.training.operations import (
     Played,
     choose_warmup,
     list_played,
+    site_of,
 )
 from collbench.features.training.overlap import bound_mean, list_timed
 from collbench.features.training.parts import COMMUNICATION, PARTS, STEP
@@ -595,8 +596,12 @@ def _join_rounds(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
 def _list_used(step: Step, on_device: bool) -> list[tuple[str, str]]:
     """Groups of more than one rank with the lanes on them, in an order that is the same on all
     ranks."""
-    first = [program.ranks[0] for program in step.programs if program.ranks]
-    used = {operation.site for rank in first for operation in list_played(step, rank, "gloo")}
+    used = {
+        (group, lane)
+        for program in step.programs
+        for group, lane in {site_of(op) for op in program.ops if op.communicates and program.ranks}
+        if len(step.members(group, program.ranks[0])) > 1
+    }
     return sorted(
         (group, site_lane)
         for group, lane in used

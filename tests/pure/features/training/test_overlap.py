@@ -100,6 +100,19 @@ def test_waits_for_other_ranks_computation_are_no_exposed_communication(is_watch
     assert (one.hidden.estimate, one.ideal.estimate) == (0.5, 20 / 21)
 
 
+def test_a_bubble_goes_by_flops_where_rank_0_alone_was_watched() -> None:
+    """Else what others compute would take no time."""
+    records = parts([21.0] * 8, [10.0] * 8, [2.0] * 8)
+    first, last = pipeline().programs
+    ops = (replace(op, flops=1.0) for op in last.ops if op.kind == "compute")
+    other = replace(last, ops=(last.ops[0], *ops, last.ops[-1]))
+    step = replace(pipeline(), programs=(first, other))
+    watched = [seen((0, 3 * MS)) for _ in first.ops]
+    records[0] = replace(records[0], operations=[watched, [Operation()] * len(other.ops)])
+    (one,) = find_overlaps(records, lambda case: step)
+    assert one.bubble == 10 * MS
+
+
 def test_a_step_whose_computation_is_left_out_has_no_bubble() -> None:
     records = parts([2.0] * 8, [0.1] * 8, [2.0] * 8)
     (one,) = find_overlaps(records, lambda case: pipeline("none"))

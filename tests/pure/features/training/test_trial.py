@@ -102,3 +102,25 @@ def test_rounds_are_joined_only_where_they_may_suffice(monkeypatch: pytest.Monke
     samples, stop = without_pause(trial._rounds([], Sync("window", Control(0, 1), None), KNOWN))
     assert (stop, [len(part.late) for part in samples]) == ("max_n", [400] * 3)
     assert joined < 3 * 400 * 400 / 4
+
+
+@pytest.mark.parametrize(
+    ("ops", "ranks", "steps_watched", "everyone"),
+    [(100, 2, 5, True), (3000, 8, 5, False), (8000, 8, 2, False), (30_000, 2, 1, False)],
+)
+def test_where_operations_are_too_many_rank_0_is_watched_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, ops: int, ranks: int, steps_watched: int, everyone: bool
+) -> None:
+    trial = make_trial()
+    trial._program = SimpleNamespace(ops=[None] * ops)  # type: ignore[assignment]
+    trial._control = SimpleNamespace(  # type: ignore[assignment]
+        n=ranks,
+        decide=lambda values: values,
+        collect=lambda value: [value] * ranks,
+        broadcast=lambda value: value,
+    )
+    monkeypatch.setattr(trial, "_once_watched", lambda sync: [[1]])
+    watched = trial._watch(Sync("none", Control(0, 1), None))
+    assert [len(seen) for seen in watched] == [
+        steps_watched if rank == 0 or everyone else 0 for rank in range(ranks)
+    ]
