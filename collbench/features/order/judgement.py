@@ -560,9 +560,7 @@ def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Pl
     return [(by_key[item.key], item) for item in head if item.key in by_key]
 
 
-def find_spot(
-    pairs: Iterable[tuple[Placed, Placed]], what: str, precision: int = 0
-) -> Spot | None:
+def find_spot(pairs: Iterable[tuple[Placed, Placed]], what: str, precision: int = 0) -> Spot | None:
     """The first of the pairs whose orders differ, or, where the ``precision`` of elements is given,
     whose bits of the same data do: numbers are drawn for all wider adders that were found. Trees
     that predict all bits of one and not of the other have other bits; where a tree is missing, or

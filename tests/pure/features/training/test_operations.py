@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -159,9 +160,14 @@ def test_uneven_blocks_are_those_that_each_member_sends() -> None:
 def test_a_table_that_members_share_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     step = presets.find_step("deepep:ll", "dp=4", "tokens=16")
     (case, *_) = cases_of(step)
-    written: list[object] = []
+    written = []
     write_table = splits.write_table
-    monkeypatch.setattr(splits, "write_table", lambda t: written.append(t) or write_table(t))
+
+    def write(table: Sequence[Sequence[int]]) -> str:
+        written.append(table)
+        return write_table(table)
+
+    monkeypatch.setattr(splits, "write_table", write)
     steps._write_table.cache_clear()
     calls = [call for call in steps.list_calls(step, case) if call.splits]
     steps.count_buffer_bytes(step, case, lambda call: call.nbytes)

@@ -325,3 +325,19 @@ def test_the_operation_that_costs_most_is_first() -> None:
     first, second = list_blamed(Program((0, 1), OPS), left_out)
     assert (first.at, first.less.estimate, first.less.lo, first.less.hi) == (2, 9, 9, 9)
     assert (second.at, second.op) == (0, OPS[0])
+
+
+def test_times_by_themselves_are_looked_up_by_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of the whole program for each operation takes minutes where there are many."""
+    ops = tuple(Op(kind="all_reduce", nbytes=8 * at, dtype="float", op="sum") for at in range(40))
+    labels: list[Op] = []
+    label = Op.label.fget
+
+    def read(op: Op) -> str:
+        labels.append(op)
+        return str(label(op))
+
+    monkeypatch.setattr(Op, "label", property(read))
+    timed = list_timed(Program((0,), ops), [seen((0, 1), alone=(5,))] * 40)
+    assert [one.alone for one in timed] == [5] * 40
+    assert len(labels) <= 2 * len(ops)
