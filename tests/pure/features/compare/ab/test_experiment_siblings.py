@@ -60,7 +60,7 @@ def test_wrong_data_that_the_pilot_finds_in_any_group_exits_7(
 def test_a_rank_that_breaks_fails_the_case_of_every_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = RunBroken(Exit.TIMEOUT, "rank 3 died", job=0)
+    broken = RunBroken("rank 3 died", job=0)
 
     def launch(self: Experiment, launch: Any, step: Any) -> None:
         self._listener(launch.side, launch.on_line, step).lost(launch.plan, broken)
