@@ -85,8 +85,8 @@ def list_changed(options: Any, *kept: str) -> list[str]:
 
 
 def refuse_beside_run(options: Any, *kept: str) -> None:
-    """Raises UsageError for options about measuring, where a recorded run is shown again; the fields
-    ``kept`` have an effect there."""
+    """Raises UsageError for options about measuring, where a recorded run is shown; those of the
+    fields ``kept`` have an effect there."""
     if changed := list_changed(options, *kept, "output_format", "debug"):
         has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
         raise UsageError(

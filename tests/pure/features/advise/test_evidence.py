@@ -150,9 +150,7 @@ def test_variables_that_differ_between_runs_are_all_named() -> None:
         for value in ("ring", "tree")
     ]
     (why,) = {each.why for each in judge_evidence(gather_evidence(files, Terms())).unadvised}
-    assert why.endswith(
-        f", as {ALGORITHM}=ring and {ALGORITHM}=tree were exported; unset them"
-    )
+    assert why.endswith(f", as {ALGORITHM}=ring and {ALGORITHM}=tree were exported; unset them")
 
 
 def test_cases_are_of_all_forms_of_the_default() -> None:

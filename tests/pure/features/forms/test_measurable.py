@@ -119,9 +119,7 @@ def test_what_is_no_backend_of_torch_is_refused(backend: str) -> None:
         ("scatter", 0, 64 + 63),
     ],
 )
-def test_room_is_counted_by_what_each_rank_has(
-    collective: str, together: int, blocks: int
-) -> None:
+def test_room_is_counted_by_what_each_rank_has(collective: str, together: int, blocks: int) -> None:
     """Of 64 ranks on a host: where one rank alone has all blocks, it alone is counted for them."""
     requests = make_requests([collective], [1 << 20], [together] if together else [])
     subject = resolve(requests[0], ranks=64)

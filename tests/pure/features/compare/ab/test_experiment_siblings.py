@@ -24,11 +24,7 @@ def experiment(folder: Path) -> Exit:
     suite = Path(small(folder, backends='"shm"', ranks="4"))
     suite.write_text(suite.read_text().replace("[policy]", 'groups = "mod:2"\n[policy]'))
     with pytest.raises(typer.Exit) as left:
-        ab(
-            AbOptions(
-                where=LauncherOptions(), base="algo:ring", head="algo:tree", suite=str(suite)
-            )
-        )
+        ab(AbOptions(where=LauncherOptions(), base="algo:ring", head="algo:tree", suite=str(suite)))
     return Exit(left.value.exit_code)
 
 
