@@ -80,7 +80,7 @@ def list_changed(options: Any, *kept: str) -> list[str]:
         elif value not in (field.default, None, ""):
             option = get_args(hints[field.name])[1]
             flag = next(iter(list_flags(option)), option.metavar or field.name)
-            names.append(flag.partition("/")[0])
+            names.append(flag.split("/")[-1 if value is False else 0])
     return names
 
 

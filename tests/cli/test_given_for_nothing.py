@@ -277,7 +277,7 @@ def test_an_option_about_measuring_is_refused_where_a_recorded_run_is_shown(
         ("lifecycle", "--format", "md"),
         ("pairs", "--topology", "racks.toml"),
         ("order", "--require", "proved", "--like", "run.jsonl"),
-        ("overlap", "--debug"),
+        ("overlap", "--format", "md"),
     ],
 )
 def test_what_has_an_effect_where_a_recorded_run_is_shown_is_taken(

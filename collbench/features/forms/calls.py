@@ -195,7 +195,7 @@ def _coalesced(form: Form, place: Place, in_one: bool) -> Side:
                 single()
 
     def fill(filling: int) -> None:
-        for part, own in enumerate(send.split(form.nbytes, dim=1)):
+        for part, own in enumerate(send.chunk(parts, dim=1)):
             own.copy_(torch.from_numpy(_draw_part(form, place, place.rank, filling, part)))
         received.fill_(255)
         if name == "all_reduce":  # in place, as torch has it
