@@ -65,7 +65,7 @@ class _FormRunner(SizedRunner):
 
 
 def _count_all(subject: Form) -> int:
-    """Bytes that all ranks together give."""
+    """Bytes of one part of each rank, of all calls."""
     return subject.world * subject.nbytes * max(1, subject.together)
 
 
