@@ -80,7 +80,8 @@ class Culprit(msgspec.Struct, frozen=True):
 class Located(msgspec.Struct, frozen=True):
     """``open`` are hosts neither cleared nor named. ``alpha`` and ``beta`` (of a fault twice as
     deep as tau) are what the scatter of groups that were fine says, and not less than UNLIKELY;
-    ``reference`` is what well groups reach.
+    ``reference`` is what well groups reach. ``confirmed`` is how often a host or link that was slow
+    alone was tested again.
     """
 
     culprits: list[Culprit]
@@ -91,12 +92,17 @@ class Located(msgspec.Struct, frozen=True):
     alpha: float
     beta: float
     reference: float
+    confirmed: int = 0
 
     @property
     def sure(self) -> float:
-        """The chance that no healthy host is named: all tests of one after that which made it a
-        suspect would have to err."""
-        return max(0.0, 1 - self.hosts * self.alpha ** (CONFIRMED - 1))
+        """1 less the chance that a healthy host or link is named, at most. Before one is named it
+        is confirmed: tests that are made only then, with good partners, must all be slow, whatever
+        was measured before. Of a healthy one they are with a chance of
+        ``alpha ** (CONFIRMED - 1)`` at most, so of any of the first k that are confirmed with k
+        times that: a search names a healthy one, and has confirmed no more than k, so seldom. This
+        holds for pairs and for groups, of however many hosts."""
+        return max(0.0, 1 - max(1, self.confirmed) * self.alpha ** (CONFIRMED - 1))
 
     @property
     def missed(self) -> float:
@@ -117,7 +123,7 @@ class _State:
         self.rates: list[float] = []
         self.culprits: list[Culprit] = []
         self.suspects: set[int] = set()
-        self.tests = self.rounds = 0
+        self.tests = self.rounds = self.confirmed = 0
         self.reference = 0.0
 
     @property
@@ -177,6 +183,7 @@ class _State:
             max(alpha, UNLIKELY),
             max(beta, UNLIKELY),
             self.reference,
+            self.confirmed,
         )
 
 
@@ -345,6 +352,7 @@ def _confirm_culprit(
     state: _State, group: Group, shares: list[float], had: frozenset[int | None] = frozenset()
 ) -> Line:
     """A host with other partners each time, or a link; None as soon as one test is fine."""
+    state.confirmed += 1
     while len(shares) < CONFIRMED:
         answer = yield _Ask(group, len(group) == 1, had)
         if not state.slow(answer.share):
