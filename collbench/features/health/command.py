@@ -570,7 +570,12 @@ def search_ranks(tests: int | None, ranks: str) -> Found | None:
 def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]) -> Night:
     """These cases in three launches more, a run of their own."""
     from collbench.core.text import format_count
-    from collbench.features.health.night import Night, explain_trouble, list_devices
+    from collbench.features.health.night import (
+        Night,
+        explain_trouble,
+        find_changes,
+        list_devices,
+    )
     from collbench.machine import environment
     from collbench.records import run_file
 
@@ -587,7 +592,8 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
         print_message(f"measuring again: {e.message}")
     fresh = [run_file.read_digest(path)] if path.is_file() else []
-    if why := explain_trouble([*files, *fresh]):
+    changes = [change.difference for change in find_changes([*files, *fresh])]
+    if why := explain_trouble([*files, *fresh]) or environment.explain_differences(changes):
         print_message(f"measuring again: {why}")
         return Night([])
     return Night(fresh)

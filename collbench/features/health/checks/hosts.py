@@ -15,14 +15,17 @@ import msgspec
 from collbench.core.text import format_count, plain_line
 from collbench.features.health.findings import Evidence, Finding, Severity, Subject
 from collbench.features.health.night import (
+    Change,
     Night,
     NightRecord,
     find_broken,
+    find_changes,
     list_several,
     locate_rank,
     make_evidence,
 )
 from collbench.features.health.pairs import judgement as uniformity
+from collbench.machine import environment
 from collbench.records.derive import names_ranks
 from collbench.records.stats import NAMING
 from collbench.records.types import GpuState
@@ -334,10 +337,12 @@ def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]
 
 
 def check_alike(night: Night) -> CheckResult:
-    """Whether the hosts of a world agree in all that decides performance."""
+    """Whether the hosts of a world agree in all that decides performance, and whether each is as it
+    was in the night's runs before."""
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
+    changed = find_changed(night)
     if not several_hosts:
-        return CheckResult(idle="one host")
+        return CheckResult(findings=changed, idle="" if changed else "one host")
     findings: dict[Subject, Finding] = {}
     for file, world in several_hosts:
         usual = Counter(info.fingerprint for info in world.hosts).most_common(1)[0][0]
@@ -370,4 +375,39 @@ def check_alike(night: Night) -> CheckResult:
                     ),
                 )
     hosts = {info.host for _, world in several_hosts for info in world.hosts}
-    return CheckResult(f"{format_count(len(hosts), 'host')} compared", list(findings.values()))
+    return CheckResult(
+        f"{format_count(len(hosts), 'host')} compared", [*changed, *findings.values()]
+    )
+
+
+def find_changed(night: Night) -> list[Finding]:
+    """A finding for each host whose GPUs, network cards or ports changed from run to run."""
+    by_host: dict[str, list[Change]] = defaultdict(list)
+    for change in find_changes(night.files):
+        by_host[change.host].append(change)
+    return [
+        Finding(
+            check="alike",
+            severity="warning",
+            subject=Subject("host", host),
+            what=(
+                "changed between runs of the night:"
+                f" {environment.list_facts([change.difference for change in changes])}"
+            ),
+            advice=(
+                "look at its GPUs, cards, cables and ports, and at dmesg. Rows of before and after"
+                " are not held against earlier nights together"
+            ),
+            evidence=[
+                Evidence(
+                    what=plain_line(fact),
+                    value=plain_line("absent" if new is None else str(new)),
+                    expected=plain_line("absent" if old is None else str(old)),
+                    run=change.run,
+                )
+                for change in changes[:SHOWN]
+                for fact, old, new in [change.difference]
+            ],
+        )
+        for host, changes in by_host.items()
+    ]
