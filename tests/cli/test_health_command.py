@@ -635,9 +635,7 @@ def test_a_night_of_today_is_not_said_to_be_old(said: Said, home: Path) -> None:
     assert said("--no-history", "--format", "json")[2] == ""
 
 
-def test_of_nights_of_many_hosts_this_hosts_own_is_judged_and_named(
-    said: Said, home: Path
-) -> None:
+def test_of_nights_of_many_hosts_this_hosts_own_is_judged_and_named(said: Said, home: Path) -> None:
     """As where all nodes keep their runs in one folder."""
     host = environment.host_name()
     kept_today(home, "20260101-own", host, days=1)

@@ -193,7 +193,7 @@ def _list_hardware(file: RunFile) -> dict[str, Mapping[str, Any]]:
     host = file.run.environment.get("host")
     relevant = environment.select_relevant(file.run.environment)
     facts = {fact: value for fact, value in relevant.items() if HARDWARE.match(fact)}
-    by_host = {str(host): facts} if host else {}
+    by_host: dict[str, Mapping[str, Any]] = {str(host): facts} if host else {}
     for world in file.worlds:
         if any(info.host == host for info in world.hosts):
             for info in world.hosts:

@@ -58,15 +58,8 @@ def main() -> int:
             return 2
     if not reasons:
         print("drain: no host is blamed with certainty; nothing is done", file=sys.stderr)
-    elif not is_recent(ended, options.max_age):
-        when = ended or "at an unknown time"
-        print(
-            f"drain: the runs ended {when}, longer ago than --max-age; nothing is done",
-            file=sys.stderr,
-        )
-        return 1
-    elif len(reasons) > options.most:
-        print(f"drain: {len(reasons)} hosts are blamed, more than --most", file=sys.stderr)
+    elif why := refuse(len(reasons), ended, options):
+        print(f"drain: {why}; nothing is done", file=sys.stderr)
         return 1
     taken = list_taken(options.where, reasons) if reasons else []
     if taken is None and not options.dry_run:
@@ -82,6 +75,13 @@ def main() -> int:
         return 1
     take = drain_in_slurm if options.where == "slurm" else taint_in_kubernetes
     return max([take(host, reason, options.dry_run) for host, reason in reasons.items()], default=0)
+
+
+def refuse(blamed: int, ended: str, options: argparse.Namespace) -> str:
+    """Why hosts are not taken out of service by such a verdict, or an empty string."""
+    if not is_recent(ended, options.max_age):
+        return f"the runs ended {ended or 'at an unknown time'}, longer ago than --max-age"
+    return f"{blamed} hosts are blamed, more than --most" if blamed > options.most else ""
 
 
 def is_recent(ended: str, hours: float) -> bool:

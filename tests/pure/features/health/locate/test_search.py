@@ -211,8 +211,9 @@ def test_healthy_hosts_are_named_no_oftener_than_is_said(n: int) -> None:
     wrong = Counter[int]()
     for seed in range(searches):
         rng = random.Random(seed)
-        rate = lambda group, rng=rng: HEALTHY * (0.5 if 1 in group or rng.random() < alpha else 1.0)  # type: ignore[misc]
-        found, _ = searched(n, rate)
+        found, _ = searched(
+            n, lambda group, rng=rng: 0.5 if 1 in group or rng.random() < alpha else 1.0
+        )  # type: ignore[misc]
         if any(1 not in members for members in named(found)):
             wrong[found.confirmed] += 1
     assert wrong
