@@ -231,7 +231,7 @@ def test_usage_errors_are_one_line(
 ) -> None:
     kept(home)
     code, _, err = said(*args)
-    age = " days old", "collbench run nightly measures one"  # of the night that was kept
+    age = "no night of ", " days old", "collbench run nightly measures one"  # which was kept
     lines = [line for line in err.splitlines() if not any(words in line for words in age)]
     assert code == Exit.USAGE and message in lines[0] and "Traceback" not in err
 

@@ -207,25 +207,28 @@ def check_pairs(night: Night) -> CheckResult:
 
 def check_gpus(night: Night) -> CheckResult:
     """Clocks, what held them back, and errors that came while cases ran, of every GPU."""
-    states = [
-        (entry, rank, state)
-        for entry in night.records
-        for rank, state in enumerate(entry.record.gpus)
-    ]
+    entries = [entry for entry in night.records if entry.record.gpus]
     if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
         return CheckResult(idle="no GPU took part")
-    if not states:
+    if not entries:
         return CheckResult(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
     by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
-    for entry, rank, state in states:
-        by_gpu[_find_gpu(entry, rank, state)].append((entry, state))
+    known: dict[tuple[object, ...], list[Subject]] = {}  # a fleet has a million readings
+    for entry in entries:
+        case, states = entry.record.case, entry.record.gpus
+        key = (id(entry.world), case.groups, case.group, case.n, *(state.index for state in states))
+        if key not in known:
+            known[key] = [_find_gpu(entry, rank, state) for rank, state in enumerate(states)]
+        for subject, state in zip(known[key], states, strict=True):
+            by_gpu[subject].append((entry, state))
+    count = sum(len(readings) for readings in by_gpu.values())
     findings = [
         finding
         for subject, readings in by_gpu.items()
         for finding in (*_find_risen(subject, readings), *_find_held_back(subject, readings))
     ]
     return CheckResult(
-        f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(len(states), 'reading')}",
+        f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(count, 'reading')}",
         [*findings, *_slow_clocks(by_gpu)],
     )
 

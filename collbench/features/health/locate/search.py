@@ -80,8 +80,8 @@ class Culprit(msgspec.Struct, frozen=True):
 class Located(msgspec.Struct, frozen=True):
     """``open`` are hosts neither cleared nor named. ``alpha`` and ``beta`` (of a fault twice as
     deep as tau) are what the scatter of groups that were fine says, and not less than UNLIKELY;
-    ``reference`` is what well groups reach. ``confirmed`` is how often a host or link that was slow
-    alone was tested again.
+    ``reference`` is what well groups reach. ``confirmed`` is how often tests were made to confirm a
+    host or link.
     """
 
     culprits: list[Culprit]
@@ -96,12 +96,14 @@ class Located(msgspec.Struct, frozen=True):
 
     @property
     def sure(self) -> float:
-        """1 less the chance that a healthy host or link is named, at most. Before one is named it
-        is confirmed: tests that are made only then, with good partners, must all be slow, whatever
-        was measured before. Of a healthy one they are with a chance of
-        ``alpha ** (CONFIRMED - 1)`` at most, so of any of the first k that are confirmed with k
-        times that: a search names a healthy one, and has confirmed no more than k, so seldom. This
-        holds for pairs and for groups, of however many hosts."""
+        """1 less the chance that a healthy host, or a link between healthy ones, is named, at most.
+
+        Who was slow alone is a suspect, and named where the tests that confirm it, made only then
+        and with good partners, are all slow. Whatever was measured before, those of a healthy one
+        are with a chance of ``alpha ** (CONFIRMED - 1)`` at most; so those of any of the first k
+        suspects with k times that, in pairs as in groups, of however many hosts. Searches that name
+        a healthy host with k suspects or fewer are therefore no larger a share of all.
+        """
         return max(0.0, 1 - max(1, self.confirmed) * self.alpha ** (CONFIRMED - 1))
 
     @property

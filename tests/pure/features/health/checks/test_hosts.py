@@ -12,6 +12,7 @@ from factories import ENVIRONMENT, hosted, night, nightly, stored
 
 from collbench.core.errors import Exit
 from collbench.features.health.blame import list_blamed
+from collbench.features.health.checks import hosts
 from collbench.features.health.checks import table as checks
 from collbench.features.health.findings import Verdict
 from collbench.features.health.history.nights import nights_of
@@ -263,6 +264,19 @@ def test_a_gpu_of_a_group_is_found_on_its_host() -> None:
 
     verdict = judged(second_group, worlds=GPUS)
     assert blamed(verdict, "gpus") == [("critical", "gpu", "node1:cuda:0 (rank 2)")]
+
+
+def test_each_gpu_of_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each of its readings, of which a fleet's runs have a million."""
+    looked_up: list[int] = []
+    find = hosts._find_gpu
+    monkeypatch.setattr(
+        hosts, "_find_gpu", lambda *words: (looked_up.append(words[1]), find(*words))[1]
+    )
+    states = [GpuState(index=rank, name="Fast GPU") for rank in range(4)]
+    verdict = judged(lambda made: replace(made, gpus=states), worlds=GPUS)
+    assert outcome(verdict, "gpus") == "passed"
+    assert len(looked_up) == 3 * 4
 
 
 def test_the_host_that_is_not_like_the_others_is_named() -> None:
