@@ -345,7 +345,7 @@ def check_alike(night: Night) -> CheckResult:
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
     changed = find_changed(night)
     if not several_hosts:
-        return CheckResult(findings=changed, idle="" if changed else "one host")
+        return CheckResult("one host", changed) if changed else CheckResult(idle="one host")
     findings: dict[Subject, Finding] = {}
     for file, world in several_hosts:
         usual = Counter(info.fingerprint for info in world.hosts).most_common(1)[0][0]
