@@ -549,8 +549,8 @@ def tell_unread_variables() -> None:
     variables = (LEAST, *VARIABLES, *groups.VARIABLES)
     if names := [name for name in variables if os.environ.get(name, "").strip()]:
         _print_once(
-            f"{', '.join(names)}: no variable of nccl-tests changes a suite, whose file says what is"
-            " measured and wanted"
+            f"{', '.join(names)}: no variable of nccl-tests changes a suite, whose file says what"
+            " is measured and wanted"
         )
 
 

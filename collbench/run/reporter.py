@@ -43,7 +43,7 @@ class Reporter(Protocol):
     so that a run of many ranks takes little memory, unless a reporter ``needs_samples``.
     """
 
-    needs_samples = False  # whether records come with all their samples
+    needs_samples: bool = False  # whether records come with all their samples
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         """A run begins, with these cases in plan order, and these left out."""
@@ -165,9 +165,7 @@ class Gathered(Reporter):
         """The run as ``file`` has it, less what was skipped, with the row of each record: none is
         derived again."""
         records: list[Record] = [
-            record
-            if isinstance(record, Digested)
-            else digest_record(record, row)
+            record if isinstance(record, Digested) else digest_record(record, row)
             for record, row in self.arrived
         ]
         return msgspec.structs.replace(self.file, records=records)

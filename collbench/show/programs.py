@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
 
-from collbench.core.text import clear_unknown, format_settings, inert_cell, plain_line, print_message
+from collbench.core.text import (
+    clear_unknown,
+    format_settings,
+    inert_cell,
+    plain_line,
+    print_message,
+)
 from collbench.core.version import __version__
 from collbench.machine import environment
 from collbench.records import limits

@@ -118,7 +118,9 @@ def test_neighbours_of_one_reason_stay_together() -> None:
 def test_a_reason_is_of_the_size_whose_gain_stands_beside_it() -> None:
     wide, sure = gain(0.05, hi=0.75), gain(0.36, lo=0.08, hi=0.38)
     (only,) = list_stays(
-        advice(stay(512, "undecided: wide", False, wide), stay(4096, "undecided: sure", False, sure))
+        advice(
+            stay(512, "undecided: wide", False, wide), stay(4096, "undecided: sure", False, sure)
+        )
     )
     assert (only.why, only.best) == ("undecided: sure", "a: 36% less time [8%, 38%] at 4 KiB")
 
