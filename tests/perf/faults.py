@@ -480,13 +480,12 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
             " well by itself, or left something, makes the number of those bold. Median s: from the"
             f" fault to the end of the command, which may take {LIMIT} s, and 30 s more of"
             " torchrun, which waits that long for a stopped rank that has not reached the others."
-            " Where a rank needs no more memory, its limit does nothing, and exit code 0 is right. Of a launcher's world any"
-            " exit code but 0 is right, and any at all while it leaves, the launcher may be who"
-            " names the rank, and it is rank 0 that writes the run's file: where that is stopped or"
-            " a launcher ends it, its last"
-            " line may be no end, which --resume makes good. What a killed collbench leaves in"
-            " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
-            " not counted then.",
+            " Where a rank needs no more memory, its limit does nothing, and exit code 0 is right."
+            " Of a launcher's world any exit code but 0 is right, and any at all while it leaves,"
+            " the launcher may be who names the rank, and it is rank 0 that writes the run's file:"
+            " where that is stopped or a launcher ends it, its last line may be no end, which"
+            " --resume makes good. What a killed collbench leaves in TMPDIR is to be gone after the"
+            " next start; Open MPI's own segments in /dev/shm are not counted then.",
             "",
             *table(seen),
             "",
