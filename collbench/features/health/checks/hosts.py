@@ -25,7 +25,7 @@ from collbench.features.health.night import (
 from collbench.features.health.pairs import judgement as uniformity
 from collbench.records.derive import names_ranks
 from collbench.records.stats import NAMING
-from collbench.records.types import GpuState
+from collbench.records.types import PROGRAM_XIDS, GpuState
 
 SHOWN = 10  # pieces of evidence of one finding
 
@@ -239,6 +239,18 @@ def _find_gpu(entry: NightRecord, index: int, state: GpuState) -> Subject:
     )
 
 
+def _find_program_xids(subject: Subject, seen: Sequence[tuple[NightRecord, int]]) -> Finding:
+    """A hint on Xids that are all of programs."""
+    return Finding(
+        check="gpus",
+        severity="hint",
+        subject=subject,
+        what=f"Xid {seen[-1][1]} while collectives ran, which is a program's fault or its end",
+        advice="the program may be another's: dmesg names it",
+        evidence=[make_evidence(entry, "Xid", xid, "0") for entry, xid in seen[:SHOWN]],
+    )
+
+
 def _find_risen(
     subject: Subject, readings: Sequence[tuple[NightRecord, GpuState]]
 ) -> list[Finding]:
@@ -248,6 +260,11 @@ def _find_risen(
         values = [
             (entry, value) for entry, state in readings if (value := getattr(state, counter.field))
         ]
+        if counter.field == "xid" and values:
+            grave = [(entry, xid) for entry, xid in values if xid not in PROGRAM_XIDS]
+            if not grave:
+                findings.append(_find_program_xids(subject, values))
+            values = grave
         if values:
             total = (
                 f"Xid {values[-1][1]}"

@@ -222,6 +222,7 @@ def watched(**fault: Any) -> Callable[[Record], Record]:
     ("fault", "severity", "words"),
     [
         ({"xid": 79}, "critical", "Xid 79"),
+        ({"xid": 45}, "hint", "Xid 45 while collectives ran, which is a program's fault"),
         ({"ecc": 2}, "critical", "6 uncorrected ECC errors"),
         ({"nvlink_errors": 5}, "warning", "15 NVLink or xGMI errors"),
         ({"pcie_replays": 1}, "hint", "3 PCIe replays"),
