@@ -137,12 +137,14 @@ def run(options: RunOptions) -> None:
         make_reporter,
         read_save_options,
         split_output,
+        tell_unread_variables,
     )
     from collbench.run import resumption
     from collbench.run.order import Order
     from collbench.suite import grammar, toml
 
     _refuse_conflicts(options)
+    tell_unread_variables()
     launcher, budget = options.launcher, options.budget
     source = find_source(launcher, options.address, options.placement, options.hosts, options.ssh)
     changed = partial(

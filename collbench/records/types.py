@@ -417,6 +417,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     records: list[Record]
     end: End | None
     path: Path
+    nbytes: int = 0  # of its file, where it was read whole
 
     @property
     def backends(self) -> set[str]:

@@ -130,7 +130,7 @@ def reopen_writer(resumed: RunFile) -> run_file.Writer:
     """Goes on with the run's file. Raises UsageError where another process has done so since it was
     read, before the file was locked."""
     writer = run_file.Writer(resumed.path)
-    if run_file.read_file(resumed.path) != resumed:
+    if writer.found_bytes != resumed.nbytes:
         writer.close()
         raise UsageError(
             f"{resumed.path} has changed since it was read",

@@ -366,7 +366,9 @@ class _Session:
         else:
             self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
-            self._reporter.record(line, self._derive(line))
+            row = self._derive(line)
+            shown = line if self._reporter.needs_samples else derive.digest_record(line, row)
+            self._reporter.record(shown, row)
 
     def _check_reader(self) -> None:
         """Raises BrokenPipeError where standard output has no reader left, and no file keeps the

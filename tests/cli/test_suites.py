@@ -269,6 +269,12 @@ def test_a_run_that_another_process_went_on_with_since_it_was_read_is_refused(wh
     resumption.reopen_writer(run_file.read_file(whole)).close()  # neither torn nor locked
 
 
+def test_a_run_that_goes_on_is_not_read_again(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_file.read_file(whole)
+    monkeypatch.setattr(run_file, "read_file", lambda _: pytest.fail("read again"))
+    resumption.reopen_writer(before).close()
+
+
 def test_runs_of_a_single_collective_go_on_too(bare) -> None:
     assert bare("all_reduce", "--sizes", "1K,4K", *MODEL).returncode == 0
     (path,) = store.list_saved()

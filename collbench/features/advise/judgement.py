@@ -647,8 +647,8 @@ def _explain_open(name: str, outcome: Outcome) -> str:
             f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
         )
     more = f"; about {format_count(outcome.lacking, 'more launch')} would decide"
-    may = f"launches scatter too much: {name} may save {gain.hi:.0%}"
-    return may + more * bool(outcome.lacking)
+    may = f"{name} may save between {gain.lo:.0%} and {gain.hi:.0%} at {format_size(gain.nbytes)}"
+    return f"launches scatter too much: {may}" + more * bool(outcome.lacking)
 
 
 def _explain_few(contest: Contest) -> str:

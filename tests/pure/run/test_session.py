@@ -33,7 +33,7 @@ from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.watch import RankWatch
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, prepare_order
-from collbench.run.reporter import Reporter
+from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
@@ -409,6 +409,35 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     code, jobs = pass_over(path, monkeypatch, None, resumed=run_file.read_file(path))
     found = run_file.read_file(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
+
+
+class Needing(Gathered):
+    needs_samples = True
+
+
+class Measured(worlds.World):
+    """Ranks whose samples were kept."""
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        listener.accept(factories.world(index=plans[0].index, n=2))
+        for job in plans[0].jobs:
+            listener.accept(factories.record(job.case, per_rank=[[9] * 20, [8] * 20], wrong=0))
+
+
+@pytest.mark.parametrize(("needing", "kept"), [([], 0), ([Needing], 2)])
+def test_each_ranks_samples_are_kept_for_reporters_that_need_them(
+    monkeypatch: pytest.MonkeyPatch, needing: list[type[Gathered]], kept: int
+) -> None:
+    """Else a run of many ranks fills the memory."""
+    monkeypatch.setattr(session, "choose_world", lambda *_: Measured())
+    gathered = Gathered()
+    reporters = Several(gathered, *(make() for make in needing))
+    order = Order(suite=SWEEP, command=["collbench"], save=False)
+    assert session.execute_order(order, lambda: reporters) == Exit.OK
+    assert gathered.arrived
+    assert {len(record.per_rank) for record, _ in gathered.arrived} == {kept}
+    assert all(row and len(row.lateness) == 2 for _, row in gathered.arrived)
+    assert all(record.times_ns for record, _ in gathered.arrived)
 
 
 class Leaving(Reporter):

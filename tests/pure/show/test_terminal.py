@@ -34,7 +34,7 @@ from collbench.show import terminal as console
 from collbench.show import words as words_
 from collbench.show.document import Column, Document, Line, Table, make_columns
 from collbench.show.live import LiveTable, Status
-from collbench.show.programs import Csv, Json, Markdown
+from collbench.show.programs import Csv, Json, Markdown, as_csv
 from collbench.show.views import plan_table, saved_runs
 from collbench.show.views import run_table as cases_
 from collbench.suite.case import Case, Mode, Skip
@@ -1024,7 +1024,7 @@ def test_csv_has_a_line_per_record() -> None:
     case = a_case(env=(("A", "1"), ("B", "2,3")))
     reporter.begin(a_run(), [case], [])
     reporter.record(
-        *measured(case, row={"flags": ("n<6", "late:1"), "late_rank": 1, "busbw": 0.1536})
+        *measured(case, row={"flags": ("+copy", "late:1"), "late_rank": 1, "busbw": 0.1536})
     )
     reporter.record(Record(case=a_case(), status="failed", note="=a\nb;+c"), None)
     reporter.end(End(exit=0, ended=""), None)
@@ -1033,11 +1033,20 @@ def test_csv_has_a_line_per_record() -> None:
     ok, failed = sorted(rows, key=lambda row: int(row["order"]))
     assert (ok["env"], ok["flags"], ok["busbw"], ok["implementation"]) == (
         "A=1 B=2,3",
-        "n<6 late:1",
+        "'+copy late:1",
         "0.1536",
         "gloo",
     )
     assert (failed["status"], failed["note"], failed["median"]) == ("failed", "'=a b;'+c", "")
+
+
+def test_csv_has_nothing_where_a_number_is_not_finite() -> None:
+    out = io.StringIO()
+    told(Csv(out), [measured(a_case(), row={"lo": -math.inf, "hi": math.inf})])
+    (row,) = csv.DictReader(io.StringIO(out.getvalue()))
+    assert (row["lo"], row["hi"]) == ("", "") and float(row["median"]) > 0
+    document = Document(title="", rows=[{"a": math.inf, "b": 1.5}])
+    assert as_csv(document) == "a,b\n,1.5\n"
 
 
 def test_markdown_is_a_table_that_text_cannot_break() -> None:

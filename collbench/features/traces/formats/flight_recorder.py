@@ -2,10 +2,11 @@
 pickle or as JSON, a file a rank.
 
 It has sizes, groups and how far each call came; not roots, reductions, nor, before version 2.11,
-the blocks of an uneven exchange. It keeps a number of calls (TORCH_FR_BUFFER_SIZE) and loses those
-before. Only events that are timed (TORCH_NCCL_ENABLE_TIMING) tell how long a call took, and not
-when: a watchdog discovers ends up to 100 ms later, of many calls at once. Format:
-torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10.
+the blocks of an uneven exchange. It keeps a number of calls (TORCH_NCCL_TRACE_BUFFER_SIZE, from
+torch 2.9 on also TORCH_FR_BUFFER_SIZE) and loses those before. Only events that are timed
+(TORCH_NCCL_ENABLE_TIMING) tell how long a call took, and not when: a watchdog discovers ends up to
+100 ms later, of many calls at once. Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, version
+2.10.
 """
 
 from __future__ import annotations

@@ -109,7 +109,9 @@ def test_a_root_that_is_not_told_is_unknown(flight: RankTrace) -> None:
 def test_calls_that_a_ring_buffer_lost_are_counted(tmp_path: Path) -> None:
     late = traced.FLIGHT | {"entries": [traced.entry("nccl:all_reduce", 7, [4])]}
     rank = one(tmp_path, "trace0", late)
-    assert [(lost.calls, "TORCH_FR_BUFFER_SIZE" in lost.why) for lost in rank.lost] == [(7, True)]
+    assert [(lost.calls, "TORCH_NCCL_TRACE_BUFFER_SIZE" in lost.why) for lost in rank.lost] == [
+        (7, True)
+    ]
 
 
 def test_calls_that_cannot_be_interpreted_keep_their_numbers(tmp_path: Path) -> None:
