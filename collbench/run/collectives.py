@@ -17,6 +17,7 @@ from collbench.machine import cpus
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
 from collbench.run.memory import PAGE, Room, count_computing_bytes, explain_no_room
+from collbench.run.rank import payload
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -74,6 +75,12 @@ def scratch_bytes(case: Case) -> int:
     )
     owned = sum(case.counts) * case.type.size if backend_info(case.backend).owns_results else 0
     return int(copies * case.size) + owned + (8 << 20)
+
+
+def checked_bytes(case: Case) -> int:
+    """The bytes that a rank takes on its host for what results are compared with; on a GPU it is
+    little."""
+    return 0 if backend_info(case.backend).gpu else payload.count_table_bytes(case)
 
 
 def background_bytes(case: Case, policy: Policy) -> int:
@@ -157,7 +164,8 @@ class CollectiveRunner:
         even those of one sample fit."""
         pair = buffer_bytes(case, policy)
         _, available, cache_bytes, sharers, base = room
-        fixed = sharers * (base + scratch_bytes(case) + background_bytes(case, policy))
+        own_bytes = scratch_bytes(case) + checked_bytes(case)
+        fixed = sharers * (base + own_bytes + background_bytes(case, policy))
         target_rotation = wanted_rotation(case, policy, cache_bytes)
         possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
         if possible < 1:
@@ -177,7 +185,7 @@ class CollectiveRunner:
         """Bytes that a rank takes: its process's, all pairs of buffers, the library's, and the
         background's."""
         own_bytes = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
-        beside = background_bytes(job.case, policy)
+        beside = background_bytes(job.case, policy) + checked_bytes(job.case)
         return backend_info(job.case.backend).rank_bytes + own_bytes + beside
 
     def guess_call(self, job: Job) -> float:

@@ -332,7 +332,8 @@ def _list_swept(suite: Suite) -> Iterator[Case]:
 def _expand_subject(subject: Subject, axes: Axes) -> Iterator[Case]:
     """The cases of a subject. Raises UsageError for one that cannot be."""
     row, nbytes = measurable.find_kind(subject).measure(subject)
-    ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
+    spelled = map(algorithms.spell_algorithm, axes.algorithms)
+    ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, spelled)
     for cycle, env, backend, algorithm in ways:
         case = Case(
             collective=row,
@@ -468,32 +469,27 @@ def normalise_algorithms(axes: Axes, name: str) -> list[str]:
     """The algorithms by their proper names; those that only other collectives of the sweep have
     stay."""
     names = []
-    for text in axes.algorithms:
+    for text in map(algorithms.spell_algorithm, axes.algorithms):
         owners = [
             other
             for other in map(find_collective, axes.collectives)
-            if _has_algorithm(other.name, text)
+            if algorithms.look_up_algorithm(other.name, text)
         ]
-        if text == "native" or (owners and not _has_algorithm(name, text)):
+        if text == "native" or (owners and not algorithms.look_up_algorithm(name, text)):
             names.append(text)
         else:
             names.append(algorithms.find_variant(name, text).name)
     return list(dict.fromkeys(names))
 
 
-def _has_algorithm(name: str, text: str) -> bool:
-    return text.partition(":")[0] in {
-        word for row in algorithms.list_algorithms(name) for word in (row.name, *row.aliases)
-    }
-
-
 def _is_among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
     if axis == "envs":
         return any(set(setting) <= set(case.env) for setting in values)
     if axis == "algorithms":
-        name = case.algorithm.partition(":")[0]
-        row = algorithms.list_catalogue().get((case.collective, name))
-        return not {case.algorithm, name, *(row.aliases if row else ())}.isdisjoint(values)
+        row = algorithms.look_up_algorithm(case.collective, case.algorithm)
+        name, _ = algorithms.split_settings(case.algorithm)
+        names = (row.name, *row.aliases) if row else (name,)
+        return not {case.algorithm, *names}.isdisjoint(values)
     return getattr(case, FIELDS[axis]) in values
 
 

@@ -155,11 +155,12 @@ class StepTrial:
                 key = operation.case, operation.meeting
                 checkers[key] = checkers.get(key) or Checker(
                     operation.case,
-                    self._seed + zlib.crc32(operation.meeting.encode()),
+                    self._policy.seed,
                     _buffer_rank(operation),
                     backend.device,
                     backend.premultiplies,
                     self._beat,
+                    zlib.crc32(f"{case.subject} {operation.meeting}".encode()),
                 )
                 prepared.append(
                     _Ready(

@@ -15,6 +15,7 @@ from collbench.machine import cpus
 from collbench.run import memory, plan
 from collbench.run.collectives import RUNNER
 from collbench.run.jobs import Job
+from collbench.run.rank.payload import T
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -124,6 +125,15 @@ def test_what_computes_in_the_background_of_a_case_is_counted(background: str, m
     room = memory.Room("on a GPU", 2 * GIB + (9 << 20) + more // 2, 0, 1, 0)
     assert isinstance(RUNNER.fit(alone, Policy(), room, None), Job)
     assert isinstance(RUNNER.fit(beside, Policy(), room, None), Skip)
+
+
+def test_what_sums_are_compared_with_takes_memory_by_the_rank_on_hosts() -> None:
+    def measure(backend: str, n: int) -> int:
+        case = Case(collective="all_reduce", backend=backend, n=n, nbytes=8, op="sum")
+        return RUNNER.measure_memory(Job(case, 1, ""), Policy())
+
+    assert measure("gloo", 1002) - measure("gloo", 2) >= 1000 * 8 * T
+    assert measure("nccl", 1002) == measure("nccl", 2)
 
 
 def test_a_collective_in_the_background_must_fit_too() -> None:

@@ -67,6 +67,17 @@ def test_a_side_replaces_backend_and_algorithm_and_says_each_case_once() -> None
     assert apply_variant(cases, parse_variant("X=1", "--head")) == cases
 
 
+@pytest.mark.parametrize(
+    ("word", "name"), [("recursive-doubling", "recursive_doubling"), ("tree", "reduce_broadcast")]
+)
+def test_a_sides_algorithm_has_its_proper_name(word: str, name: str) -> None:
+    (side,) = apply_variant(
+        [Case(collective="all_reduce", backend="shm", n=2, nbytes=8, op="sum")],
+        parse_variant(f"algo:{word}", "--head"),
+    )
+    assert side.algorithm == name
+
+
 def test_settings_reach_the_ranks_and_the_description(tmp_path: Path) -> None:
     home = settle_home(parse_variant("NCCL_ALGO=Ring", "--head"), Build(""), "--head", tmp_path)
     assert home.python == sys.executable
