@@ -42,8 +42,9 @@ class _FormRunner(SizedRunner):
         subject: Form = job.subject
         calls = 1 + max(2, subject.together)
         nbytes = self.count_bytes(subject) / COPIES
-        once = calls * collectives.GUESS_ALPHA + 2 * nbytes / collectives.GUESS_RATE
-        return once * collectives.measure_crowding(job.case)
+        rate = collectives.GUESS_RATE * collectives.guess_speed(job.case)
+        once = calls * collectives.GUESS_ALPHA + 2 * nbytes / rate
+        return once * collectives.measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds for data and checks."""
