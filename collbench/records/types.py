@@ -412,6 +412,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     records: list[Record]
     end: End | None
     path: Path
+    ended_worlds: int | None = None  # of parts that have ended; None where none has
 
     @property
     def backends(self) -> set[str]:
