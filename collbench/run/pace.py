@@ -499,5 +499,6 @@ class BudgetPace(Pace):
             calls = [s.call / g.call for s, g in pairs if g.call]  # a step may do nothing
             call = float(np.median(calls)) if calls else 1.0
             filled = [max(0.0, s.fixed - per_case) / g.fixed for s, g in pairs if large]
-            factor = max(1.0, float(np.median(filled))) if filled else 1.0
+            # the first large cases tell little of filling, but that calls are faster than guessed
+            factor = max(min(1.0, call), float(np.median(filled))) if filled else 1.0
             self._corrections[large] = per_case, factor, call

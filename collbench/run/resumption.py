@@ -239,6 +239,13 @@ class Resumption:
         ]
 
     @cached_property
+    def cut_records(self) -> dict[Case, Record]:
+        """The records that were cut short, by their case."""
+        records = self.file.records if self.file else []
+        every = [*records, *map(pace.without_second_pass, self.cut_off)]
+        return {record.case: record for record in every if record.stop == "cut"}
+
+    @cached_property
     def kept_records(self) -> list[Record]:
         """Records that need not be measured again: all but what failed or was cut short, what a
         budget left no time for, and what could not be opened. Wrong data stays: it is a finding."""

@@ -395,9 +395,13 @@ class _Session:
         self._check_reader()
 
     def _drop(self, job: Job) -> None:
+        """Record that there is no time for a job; where an earlier part has samples, they stay."""
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
         for case in job.case.siblings:
-            self._accept(Record(case=case, status="skipped", note=note))
+            if record := self._earlier.cut_records.get(case):
+                self._announce(record)
+            else:
+                self._accept(Record(case=case, status="skipped", note=note))
 
     def _fit_leaders(self, cases: Sequence[Case]) -> list[Job]:
         """Jobs for the cases that an order's caller names, and a record of each that does not
