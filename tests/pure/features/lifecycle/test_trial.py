@@ -203,7 +203,7 @@ def test_ranks_that_load_their_library_for_long_are_waited_for(
     life._given, life.world, store = given, 3, Store(looks)
     store.wait = wait  # type: ignore[attr-defined]
     life._connect = lambda: store
-    monkeypatch.setattr(torch_life.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(torch_life, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with pytest.raises(RuntimeError, match="a rank has not come within 3 s"):
         life.join()
     assert now[0] == 1.0 + looks + given.patience + 1.0
