@@ -49,7 +49,7 @@ SPARE = 0.03  # of a budget is kept for what ends a run
 
 SLACK = 1.3  # by how much a case may take longer than the like of it has
 
-DOUBT = 10.0  # by how much a guess may be too long, until a like case has been measured
+DOUBT = 0.9  # by this share a guess may be too long, until a case of its kind has been measured
 
 LARGE = 1 << 20  # bytes: what smaller cases take does not tell what larger ones do
 
@@ -365,7 +365,7 @@ class BudgetPace(Pace):
     """Jobs one by one, each with its share of what is left of ``seconds``, which run from now on.
     Where that does not suffice for a few samples of all that are to come, the costliest are
     dropped, which ``drop`` is told. Until a small or a large case has been measured, such cases
-    are held to take a tenth of what is guessed."""
+    may take a tenth of what is guessed."""
 
     def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job], None]) -> None:
         self._drop = drop
@@ -447,24 +447,22 @@ class BudgetPace(Pace):
     def _shared_out(self, now: float) -> float:
         """Seconds for each case beyond the few samples that it must have; drops those for which
         there is no time, the costliest first, and of alike ones the last."""
-        margins = {
-            is_large: SLACK if pairs else 1 / DOUBT for is_large, pairs in self._cost_pairs.items()
-        }
         cheapest_first = sorted(
-            (self._cost(ahead).least * margins[ahead.is_large], world, index)
+            (least, SLACK * (least - self._doubt(ahead)), world, index)
             for world, of_world in enumerate(self._ahead)
             for index, ahead in enumerate(of_world)
+            for least in [self._cost(ahead).least]
         )
-        worlds = Counter(world for _, world, _ in cheapest_first)
+        worlds = Counter(world for _, _, world, _ in cheapest_first)
         spare = (
             self._until
             - now
-            - sum(seconds for seconds, _, _ in cheapest_first)
+            - sum(seconds for _, seconds, _, _ in cheapest_first)
             - self._start * len(set(worlds) - {0})
         )
         dropped = set()
         while cheapest_first and spare < 0:
-            seconds, world, index = cheapest_first.pop()
+            _, seconds, world, index = cheapest_first.pop()
             self._drop(self._ahead[world][index].job)
             dropped.add((world, index))
             worlds[world] -= 1
@@ -484,6 +482,10 @@ class BudgetPace(Pace):
             return cost
         per_call, factor, call = self._corrections[ahead.is_large]
         return Cost(per_call + factor * ahead.guess.fixed, call * ahead.guess.call)
+
+    def _doubt(self, ahead: GuessedJob) -> float:
+        """Seconds by which what is guessed of a case may be too long."""
+        return 0.0 if self._cost_pairs[ahead.is_large] else DOUBT * ahead.guess.least
 
     def _guess(self, job: Job) -> GuessedJob:
         runner = runner_of(job.case)

@@ -82,7 +82,7 @@ def describe_part(run: Run, budget: float | None) -> Run:
         for before, word in itertools.pairwise(["", *run.command])
         if "--budget" not in (before, word.partition("=")[0])
     ]
-    words += [f"--budget={budget:g}s"] * (budget is not None)
+    words += [] if budget is None else [f"--budget={budget:g}s"]
     return msgspec.structs.replace(run, command=words)
 
 

@@ -255,7 +255,6 @@ class LifeTrial(_Watcher):
         )
 
 
-
 def _count_begun(report: Any) -> int:
     """The phases that a rank has begun."""
     return sum(event["name"] == "at" for event in report["events"])
@@ -364,7 +363,6 @@ class LossTrial(_Watcher):
             "doing": watched.last_phase(rank),
             **_report_wrong(watched, rank),
         }
-
 
     def _survive(self, watched: Watched) -> dict[str, Any]:
         """See a process through that another one leaves behind, up to the limit."""
