@@ -65,7 +65,7 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
         order.launcher
     )  # ranks may be on several hosts
     machine = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
-    rooms = at or partial(_measure_alike, elsewhere.local_n if elsewhere else 0)
+    rooms = at or partial(_measure_room_alike, elsewhere.local_n if elsewhere else 0)
     if order.source:
         machine = machine._replace(launcher=order.source.name)
     find_subject = suite.subject_finder
@@ -100,7 +100,7 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     return Prepared(suite, jobs, left_out, cases, earlier)
 
 
-def _measure_alike(local_n: int, backend: str, n: int, policy: Policy) -> memory.Room:
+def _measure_room_alike(local_n: int, backend: str, n: int, policy: Policy) -> memory.Room:
     """The room that ranks would share if hosts of ``local_n`` ranks, 0 for all, were like this."""
     return memory.measure_room(backend, min(n, local_n or n), policy)
 

@@ -180,7 +180,7 @@ class Cluster(Places):
                 "--virtual-ranks, --share-gpu: on Ray every rank has a GPU of its own",
                 "leave --virtual-ranks and --share-gpu out",
             )
-        super().__init__("ray", select_passed(os.environ))
+        super().__init__("ray", select_driver_settings(os.environ))
         self._spread = where.placement == "spread"
         self._gpus = any(backend_info(name).gpu for name in suite.values("backends"))
         self._ray = where.connect()
@@ -244,7 +244,7 @@ class Cluster(Places):
         self._ray.shutdown()
 
 
-def select_passed(environ: Mapping[str, str]) -> dict[str, str]:
+def select_driver_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The driver's settings that ranks have: but for those, and the path, that are Ray's doing."""
     settings = select_settings(environ, with_path=False)
     return {name: value for name, value in settings.items() if not OF_RAY.fullmatch(name)}

@@ -29,7 +29,7 @@ from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.interpreter import Home, is_asked_for
 from collbench.run.launch.keeper import Answer, Keeper, Question
 from collbench.run.launch.places import Node, Places, Seat, SeatWatch, make_instructions
-from collbench.run.launch.ray import select_passed
+from collbench.run.launch.ray import select_driver_settings
 from collbench.run.launch.world import Failure, Listener
 from collbench.run.memory import Room
 from collbench.suite.case import Case
@@ -196,7 +196,9 @@ def test_a_rank_that_was_stopped_before_it_was_killed_was_stopped() -> None:
 
 
 def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings() -> None:
-    passed = select_passed({"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree", "AWS_SECRET": "planted"})
+    passed = select_driver_settings(
+        {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree", "AWS_SECRET": "planted"}
+    )
     where = [("a", "10"), ("a", "2"), ("b", "0")]
     seats = [Seat(None, Node(id, f"10.0.0.{id}", id, gpu), 0) for id, gpu in where]
     plan = msgspec.structs.replace(PLAN, n=3, env=(("NCCL_ALGO", "Ring"),))
@@ -221,7 +223,7 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings() -> None:
 def test_ranks_on_ray_have_the_modules_and_the_settings_of_the_driver() -> None:
     passed = {"COLLBENCH_IMPORTS": "mine", "RCCL_X": "1", "HIP_X": "1", "HSA_X": "1"}
     of_ray = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", "PYTHONPATH": "/driver"}
-    assert select_passed({**passed, **of_ray, "COLLBENCH_TOKEN": "secret"}) == passed
+    assert select_driver_settings({**passed, **of_ray, "COLLBENCH_TOKEN": "secret"}) == passed
 
 
 def test_what_ranks_are_started_with_is_in_the_run() -> None:
