@@ -99,6 +99,7 @@ PART_BYTES = 1 << 22  # a process reads so much at a time
 
 
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
+WORLD = b'{"line":"world"'
 
 
 MOST_LINE = 256 << 20  # bytes, as ranks may send: a million samples of a case take 20 MB
@@ -179,7 +180,7 @@ class Writer:
 
     def _mend(self) -> None:
         """Cut off what was torn off; a last line that lacks nothing but its end gets it."""
-        kinds = b'{"line":"run"', b'{"line":"world"'
+        kinds = b'{"line":"run"', WORLD
         last = b""
         with self.path.open("rb") as f:
             for _, last in read_bounded(self.path, f):
@@ -319,6 +320,19 @@ def read_run(path: Path) -> Run:
         return msgspec.json.decode(line, type=Run)
     except (msgspec.DecodeError, RecursionError) as e:
         raise unreadable_error(path, 1, line, e) from e
+
+
+@guard_reading()
+def read_first_world(path: Path) -> World | None:
+    """The first process group of a run's file, None where none was formed. Raises UsageError."""
+    with path.open("rb") as f:
+        for number, line in read_bounded(path, f):
+            if line.startswith(WORLD) and line.endswith(b"\n"):
+                try:
+                    return msgspec.json.decode(line, type=World)
+                except (msgspec.DecodeError, RecursionError) as e:
+                    raise unreadable_error(path, number, line, e) from e
+    return None
 
 
 def unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:

@@ -21,6 +21,7 @@ HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device'
 OVERFLOWED = "its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)"
 FAKE_GPU = "recorded on a fake GPU, whose times mean nothing"
 UNDESCRIBED = "undefined"  # torch's description of a group that was given none
+STALE_NS = 3600 * 10**9  # between calls that ranks of one job, or of one operation, issue
 State = Literal["", "scheduled", "started", "completed"]
 
 

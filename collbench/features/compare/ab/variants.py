@@ -244,6 +244,10 @@ def _build_tree(revision: str, build: Build, option: str) -> Path:
             Path(top),
             f"cannot clone {top}",
         )
+        if _run_git(["rev-parse", "--is-shallow-repository"], Path(top), top) == "true":
+            # of which a clone shares no objects, and takes branches and tags alone
+            fetch = ["fetch", "--quiet", "--update-shallow", top, sha]
+            _run_git(fetch, tree, f"cannot fetch {revision} from {top}", FETCH)
         _run_git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
         if (tree / ".gitmodules").is_file():
             _run_git(

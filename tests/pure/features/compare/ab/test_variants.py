@@ -173,6 +173,33 @@ def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
 
 
 @pytest.mark.usefixtures("same_software")
+def test_a_remotes_branch_is_built_in_a_shallow_checkout(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CI has it: of the branch that is checked out the last commit, and of main."""
+    shallow = tmp_path / "shallow"
+    for words in (
+        ["switch", "--quiet", "--create", "topic", "main~1"],
+        ["clone", "--quiet", "--depth=1", repository.as_uri(), str(shallow)],
+        ["-C", str(shallow), "fetch", "--quiet", "--depth=1", "origin", "main:main-of-origin"],
+        ["-C", str(shallow), "update-ref", "refs/remotes/origin/main", "main-of-origin"],
+        ["-C", str(shallow), "branch", "--quiet", "-D", "main-of-origin"],
+    ):
+        subprocess.run(["git", *words], check=True)
+    monkeypatch.chdir(shallow)
+    copies = [
+        settle_home(
+            parse_variant(f"git:{revision} X={{tree}}/version", "--base"),
+            Build(""),
+            "--base",
+            tmp_path,
+        ).settings["X"]
+        for revision in ("origin/main", "topic")
+    ]
+    assert [Path(copy).read_text() for copy in copies] == ["two", "one"]
+
+
+@pytest.mark.usefixtures("same_software")
 def test_a_build_that_fails_says_where_and_is_tried_again(
     repository: Path, home: Path, tmp_path: Path
 ) -> None:
