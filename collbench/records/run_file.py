@@ -403,6 +403,7 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
     records: list[Record] = []
     run: Run | None = None
     end: End | None = None
+    ended_worlds: int | None = None
     for line in lines:
         end = None
         match line:
@@ -418,14 +419,19 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
                         msgspec.structs.force_setattr(line, name, nothing)
                 records.append(line)
             case End():
-                end = line
+                end, ended_worlds = line, len(worlds)
     if run is None:
         raise UsageError(
             f"{path} is not a collbench run",
             "name a run that collbench runs lists, or its file",
         )
     return RunFile(
-        run=run, worlds=worlds, records=select_standing(run, records), end=end, path=path
+        run=run,
+        worlds=worlds,
+        records=select_standing(run, records),
+        end=end,
+        path=path,
+        ended_worlds=ended_worlds,
     )
 
 

@@ -418,6 +418,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     end: End | None
     path: Path
     nbytes: int = 0  # of its file, where it was read whole
+    ended_worlds: int | None = None  # of parts that have ended; None where none has
 
     @property
     def backends(self) -> set[str]:

@@ -33,11 +33,15 @@ MAX_ROTATION = 64
 STAYS = 1 << 20  # bytes that a core's own cache holds, whatever else passes through it
 
 
-# for estimates shown before anything is measured: seconds a message, and bytes a second and rank
+# for estimates shown before anything is measured: seconds a message, and bytes a second and rank;
+# GPUs, by PCIe, move and fill so many times as many
 GUESS_ALPHA = 60e-6
 
 
 GUESS_RATE = 0.7e9
+
+
+GPU_SPEED = 30.0
 
 
 # and seconds that are spent on each case beside warming up and samples (buffers, checks, counted
@@ -113,21 +117,29 @@ def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
     return math.ceil(rotation / policy.agg_iters) * policy.agg_iters
 
 
-def measure_crowding(case: Case) -> float:
-    """Ranks on a core of this host, at least one."""
-    return max(1.0, case.world / max(1, cpus.core_count()))
+def measure_crowding(job: Job) -> float:
+    """Ranks for each core of a host, if it has as many as this one; at least one, as on GPUs."""
+    ranks = 1 if backend_info(job.case.backend).gpu else job.sharers or job.case.world
+    return max(1.0, ranks / max(1, cpus.core_count()))
+
+
+def guess_speed(case: Case) -> float:
+    """How many times as fast as a core's the device of a case moves and fills bytes."""
+    return GPU_SPEED if backend_info(case.backend).gpu else 1.0
 
 
 def guess_call(case: Case) -> float:
     """A rough guess of what a call takes where each rank has a core, s: of a rank alone, too, the
     latency."""
     bound = case.row.bound(case.n)
-    return max(1.0, bound.alpha) * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
+    rate = GUESS_RATE * guess_speed(case)
+    return max(1.0, bound.alpha) * GUESS_ALPHA + bound.beta * case.moved / rate
 
 
-def guess_filling(case: Case, nbytes: int, policy: Policy) -> float:
+def guess_filling(job: Job, nbytes: int, policy: Policy) -> float:
     """A rough guess of the seconds that a rank fills and checks so many bytes of buffers for."""
-    return 4 * nbytes / 2e9 * measure_crowding(case) if policy.check else 0.0
+    rate = 2e9 * guess_speed(job.case)
+    return 4 * nbytes / rate * measure_crowding(job) if policy.check else 0.0
 
 
 class CollectiveRunner:
@@ -190,12 +202,12 @@ class CollectiveRunner:
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds that a call takes where ranks share cores as here."""
-        return guess_call(job.case) * measure_crowding(job.case)
+        return guess_call(job.case) * measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds that the job takes beside warming up and measuring."""
         alone = GUESS_ALONE if job.case.background else 0.0
-        filled = guess_filling(job.case, job.rotation * buffer_bytes(job.case, policy), policy)
+        filled = guess_filling(job, job.rotation * buffer_bytes(job.case, policy), policy)
         return GUESS_CASE + alone + self.guess_call(job) + filled
 
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:

@@ -202,6 +202,12 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(bare, whole: Path) -> None:
     assert len(cases) == len(set(cases)) == 6
 
 
+def test_a_run_goes_on_within_a_budget(bare, whole: Path) -> None:
+    cut(whole, 5)
+    done = bare("run", "--resume", str(whole), "--budget", "1m", "--dry-run")
+    assert done.returncode == 0 and "is shared out among these" in done.stderr, done.stderr
+
+
 def test_a_complete_run_is_left_alone(bare, whole: Path) -> None:
     before = whole.read_bytes()
     done = bare("run", "--resume", str(whole))

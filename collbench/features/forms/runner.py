@@ -50,8 +50,9 @@ class _FormRunner(SizedRunner):
         """A rough guess of the seconds that one call of each form takes."""
         subject: Form = job.subject
         calls = 1 + max(2, subject.together)
-        once = calls * collectives.GUESS_ALPHA + 2 * _count_all(subject) / collectives.GUESS_RATE
-        return once * collectives.measure_crowding(job.case)
+        rate = collectives.GUESS_RATE * collectives.guess_speed(job.case)
+        once = calls * collectives.GUESS_ALPHA + 2 * _count_all(subject) / rate
+        return once * collectives.measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds for data and checks."""

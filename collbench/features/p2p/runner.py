@@ -59,12 +59,13 @@ class _TransferRunner(SizedRunner):
         """A rough guess of the seconds of a round."""
         subject: Transfer = job.subject
         nbytes = measure_buffers(subject)
-        once = len(subject.phases) * collectives.GUESS_ALPHA + nbytes / collectives.GUESS_RATE
-        return once * collectives.measure_crowding(job.case)
+        rate = collectives.GUESS_RATE * collectives.guess_speed(job.case)
+        once = len(subject.phases) * collectives.GUESS_ALPHA + nbytes / rate
+        return once * collectives.measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds for buffers and checks."""
-        filled = collectives.guess_filling(job.case, measure_buffers(job.subject), policy)
+        filled = collectives.guess_filling(job, measure_buffers(job.subject), policy)
         return collectives.GUESS_CASE + filled
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> TransferTrial:

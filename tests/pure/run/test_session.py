@@ -22,7 +22,7 @@ from collbench.features.training.overlap import find_overlaps
 from collbench.features.training.step import Op, Program
 from collbench.machine import environment
 from collbench.records import rows, run_file
-from collbench.records.derive import NOT_VERIFIED
+from collbench.records.derive import NO_TIME_LEFT, NOT_VERIFIED
 from collbench.records.types import End, Record, Run, World
 from collbench.run import pace, session
 from collbench.run.jobs import Job, Plan
@@ -34,6 +34,7 @@ from collbench.run.launch.watch import RankWatch
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, prepare_order
 from collbench.run.reporter import Gathered, Reporter, Several
+from collbench.run.resumption import Resumption
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
@@ -342,6 +343,48 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
     assert sorted(r.case.key for r in whole.records) == sorted(case.key for case in jobs)
     assert {r.stop for r in whole.records} == {"budget"}
     assert run_file.read_outline(path).cases == len(jobs)
+
+
+def drop_end(path: Path) -> None:
+    """Make the file that of a part that was killed before it could say so."""
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"again":true' not in line]
+    path.write_text("".join(kept[:-1]))
+
+
+@pytest.mark.parametrize("is_killed_first", [False, True])
+def test_a_killed_part_without_a_budget_of_a_run_with_one_goes_on_with_its_second_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed_first: bool
+) -> None:
+    path = tmp_path / "run.jsonl"
+    command = ["collbench", "--budget", "60s"]
+    _, first = pass_over(path, monkeypatch, KeyboardInterrupt(), budget=60.0, command=command)
+    if is_killed_first:
+        drop_end(path)
+    begun = run_file.read_file(path)
+    assert len(begun.records) == 1 and Resumption(begun).cut_off == []
+    _, later = pass_over(path, monkeypatch, KeyboardInterrupt(), resumed=begun)
+    drop_end(path)
+    killed = run_file.read_file(path)
+    assert {record.case for record in Resumption(killed).cut_off} == {*later} != set()
+    assert not {*first} & {*later}
+    _, last = pass_over(path, monkeypatch, None, resumed=killed)
+    assert {*last} == {*later}
+
+
+@pytest.mark.parametrize("budget", [None, 60.0])
+def test_a_part_without_time_drops_what_has_no_samples_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
+) -> None:
+    path = tmp_path / "run.jsonl"
+    pass_over(path, monkeypatch, KeyboardInterrupt(), budget=budget)
+    begun = run_file.read_file(path)
+    assert pass_over(path, monkeypatch, None, resumed=begun, budget=1e-4) == (Exit.OK, [])
+    whole = run_file.read_file(path).records
+    assert [record for record in whole if record.times_ns] == begun.records
+    dropped = {record.note for record in whole if not record.times_ns}
+    note = f"{NO_TIME_LEFT} 0.0001s: not enough of it left"
+    assert dropped == ({note} if budget else set())
 
 
 class Fresh(FreshRanks):

@@ -944,13 +944,13 @@ def test_how_to_go_on_names_the_files_of_algorithms() -> None:
     assert words in found
 
 
-def test_how_to_go_on_names_the_hosts_and_the_backend_of_a_file() -> None:
-    words = "all_reduce --backend gloo,./my.py --launcher ssh --hosts=a:2,b:2"
+def test_how_to_go_on_names_the_hosts_the_modules_and_the_backend_of_a_file() -> None:
+    words = "all_reduce --backend gloo,./my.py --launcher ssh --hosts=a:2,b:2 --import mine"
     asked = msgspec.structs.replace(a_run(), command=["collbench", *words.split()])
     end = End(exit=130, ended="", note="interrupted")
     cases, path = [a_case(), a_case(nbytes=16)], Path("/runs/r1.jsonl")
     found = lines_of([measured(cases[0])], run=asked, cases=cases, end=end, path=path)
-    more = "--backend ./my.py --launcher ssh --hosts a:2,b:2"
+    more = "--backend ./my.py --launcher ssh --hosts a:2,b:2 --import mine"
     assert f"continue with: collbench run --resume /runs/r1.jsonl {more}" in found
 
 
