@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from collbench.core.backend_info import list_infos
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.machine import cpus, environment, load, memory
-from collbench.machine.routes import find_named_interface
+from collbench.machine.routes import find_named_interface, resolve_host_name
 from collbench.records import stats
 from collbench.records.types import Record, World
 from collbench.run import plan
@@ -136,16 +135,16 @@ def _check_interface() -> Finding:
     if interface:
         return about("yes", f"GLOO_SOCKET_IFNAME={interface}")
     try:
-        address = socket.gethostbyname(socket.gethostname())
+        address = resolve_host_name()
     except OSError as e:
         return about("note", f"this host's name does not resolve ({e}): {ask}")
     names = [
         n
         for n, addresses in psutil.net_if_addrs().items()
-        if any(a.address == address for a in addresses)
+        if any(a.address.partition("%")[0] == address for a in addresses)
     ]
     name = names[0] if names else "no local interface"
-    if address.startswith("127."):
+    if address == "::1" or address.startswith("127."):
         return about("note", f"this host's name resolves to {address} ({name}): {ask}")
     return about("yes", f"{name} ({address}); ranks of one machine stay on lo")
 

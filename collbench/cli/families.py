@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from typer import Argument, Option
 
 from collbench.cli.parameters import list_flags, make_option
+from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collbench.run.launch.places import PlaceSource
@@ -79,8 +80,19 @@ def list_changed(options: Any, *kept: str) -> list[str]:
         elif value not in (field.default, None, ""):
             option = get_args(hints[field.name])[1]
             flag = next(iter(list_flags(option)), option.metavar or field.name)
-            names.append(flag.partition("/")[0])
+            names.append(flag.split("/")[-1 if value is False else 0])
     return names
+
+
+def refuse_beside_run(options: Any, *kept: str) -> None:
+    """Raises UsageError for options about measuring, where a recorded run is shown; those of the
+    fields ``kept`` have an effect there."""
+    if changed := list_changed(options, *kept, "output_format", "debug"):
+        has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
+        raise UsageError(
+            f"{', '.join(changed)} {has} no effect where a recorded run is shown",
+            f"leave {them} out, or do not name a run: then one is measured",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -544,6 +544,16 @@ def _print_once(message: str) -> None:
         print_message(message)
 
 
+def tell_unread_variables() -> None:
+    """Notes which variables of nccl-tests are set: a suite takes none."""
+    variables = (LEAST, *VARIABLES, *groups.VARIABLES)
+    if names := [name for name in variables if os.environ.get(name, "").strip()]:
+        _print_once(
+            f"{', '.join(names)}: no variable of nccl-tests changes a suite, whose file says what"
+            " is measured and wanted"
+        )
+
+
 def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     """Notes options that change nothing of this suite, which is that of the collective ``row``
     alone if that is given."""

@@ -78,7 +78,11 @@ class RunOptions:
         ),
     ] = None
     budget: Annotated[
-        str, make_option("budget", "Fit each suite into this time, by fewer repetitions: 10m.")
+        str,
+        make_option(
+            "budget",
+            "Fit each suite (with --resume: the rest) into this time, by fewer repetitions: 10m.",
+        ),
     ] = ""
     launcher: Annotated[str, make_option("launcher")] = "auto"
     address: Annotated[str, make_option("address")] = ""
@@ -112,11 +116,12 @@ class RunOptions:
 
     @property
     def has_changes(self) -> bool:
-        """Whether an option other than --backend changes suites, or where their runs go."""
+        """Whether an option other than --backend and --budget changes suites, or where their runs
+        go."""
         saving = self.saving
         overrides = (self.ranks, self.max_seconds, self.launches, self.only, self.path)
         places = (saving.output, saving.tag, not saving.save)
-        return any((*overrides, self.budget, self.inject, *places))
+        return any((*overrides, self.inject, *places))
 
 
 def run(options: RunOptions) -> None:
@@ -137,12 +142,14 @@ def run(options: RunOptions) -> None:
         make_reporter,
         read_save_options,
         split_output,
+        tell_unread_variables,
     )
     from collbench.run import resumption
     from collbench.run.order import Order
     from collbench.suite import grammar, toml
 
     _refuse_conflicts(options)
+    tell_unread_variables()
     launcher, budget = options.launcher, options.budget
     source = find_source(launcher, options.address, options.placement, options.hosts, options.ssh)
     changed = partial(
@@ -172,7 +179,7 @@ def run(options: RunOptions) -> None:
         resumable = resumption.find_resumable(options.resume)
         resumption.load_algorithms(resumable.run, options.file)
         resumption.load_backends(resumable.run, grammar.split_words(options.backends))
-        orders = [order(suite=resumable.run.suite, resumed=resumable)]
+        orders = [add_budget(order(suite=resumable.run.suite, resumed=resumable), budget)]
     reporter = partial(make_reporter, options.output_format, export=export)
     measure = partial(carry_out, reporter=reporter, dry_run=options.saving.dry_run)
     raise typer.Exit(choose_gravest(_measure_each(orders, measure)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,15 +54,15 @@ def runs(options: RunsOptions) -> None:
     refuse_deleting_all(options.words or [], options.delete, options.yes)
     names = name_by_age(store.list_saved())
     every = [path for path in names if matches_words(path, options.words or [])]
-    outlines, unreadable = [], []
+    outlines, damaged = {}, {}
     count = options.last or (len(every) if options.delete else SHOWN)
     selected = every[-count:]
     for path in selected:
         try:
-            outlines.append((names[path], run_file.read_outline(path)))
+            outlines[path] = names[path], run_file.read_outline(path)
         except CollbenchError as e:
-            unreadable.append(f"left out: {e.message}")
-    document = saved_runs.list_saved(outlines, len(every))
+            damaged[path] = e.message
+    document = saved_runs.list_saved([*outlines.values()], len(every))
     if options.output_format != "table":
         outputs.deliver_document(document, options.output_format)
     elif selected:
@@ -72,10 +73,13 @@ def runs(options: RunsOptions) -> None:
         )
     else:
         terminal.print_blocks("no run is saved yet under " + code_text(str(store.home_folder())))
-    for message in unreadable:
-        print_message(message)
-    if options.delete and selected:
-        delete_runs(selected, options.yes)
+    for path, message in damaged.items():
+        if options.delete:
+            print_message(f"not deleted: {message}", f"{shlex.join(['rm', str(path)])} deletes it")
+        else:
+            print_message(f"left out: {message}")
+    if options.delete and outlines:
+        delete_runs([*outlines], options.yes)
 
 
 def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:

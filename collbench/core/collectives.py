@@ -28,7 +28,7 @@ Values = Any  # a numpy array (of numbers or of any objects), or a list of block
 Combine = Callable[[Any, Any], Any]
 
 
-Result = Callable[[Sequence[Values], Combine, int], list[Any]]
+Result = Callable[[Sequence[Values], Combine, int], Sequence[Any]]
 
 
 class Bound(NamedTuple):
@@ -147,11 +147,25 @@ class Collective(NamedTuple):
         return (*places[self.in_place], max(send, recv))
 
 
-def _cut_blocks(values: Any, n: int) -> list[Any]:
+class _LaterItems(Sequence[Any]):
+    """Items that are made when they are asked for, and not kept: of n ranks, each of n blocks, one
+    can be had without the others."""
+
+    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
+        self._indexes, self._make = range(length), make
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._make(self._indexes[index])
+
+
+def _cut_blocks(values: Any, n: int) -> Sequence[Any]:
     if len(values) % n:
         raise ValueError(f"{len(values)} elements cannot be cut into {n} equal blocks")
     size = len(values) // n
-    return [values[i * size : (i + 1) * size] for i in range(n)]
+    return _LaterItems(n, lambda i: values[i * size : (i + 1) * size])
 
 
 def _join_blocks(parts: Sequence[Any]) -> Any:
@@ -168,16 +182,16 @@ def _all_gather(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
     return [_join_blocks(inputs)] * len(inputs)
 
 
-def _reduce_scatter(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+def _reduce_scatter(inputs: Sequence[Values], op: Combine, root: int) -> Sequence[Any]:
     return _cut_blocks(functools.reduce(op, inputs), len(inputs))
 
 
-def _all_to_all(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+def _all_to_all(inputs: Sequence[Values], op: Combine, root: int) -> Sequence[Any]:
     return _all_to_allv([_cut_blocks(values, len(inputs)) for values in inputs], op, root)
 
 
-def _all_to_allv(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return [_join_blocks([blocks[rank] for blocks in inputs]) for rank in range(len(inputs))]
+def _all_to_allv(inputs: Sequence[Values], op: Combine, root: int) -> Sequence[Any]:
+    return _LaterItems(len(inputs), lambda rank: _join_blocks([blocks[rank] for blocks in inputs]))
 
 
 def _broadcast(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
@@ -196,7 +210,7 @@ def _gather(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
     return _at_root(_join_blocks(inputs), len(inputs), root)
 
 
-def _scatter(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+def _scatter(inputs: Sequence[Values], op: Combine, root: int) -> Sequence[Any]:
     return _cut_blocks(inputs[root], len(inputs))
 
 

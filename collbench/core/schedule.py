@@ -196,7 +196,7 @@ class Fault(NamedTuple):
         )
 
 
-def expect_outputs(row: Collective, n: int, root: int, cells: int) -> list[Ints | None]:
+def expect_outputs(row: Collective, n: int, root: int, cells: int) -> Sequence[Ints | None]:
     """The symbols that the table's ``result`` asks for: for each rank's output cells, rows of
     (cell, count per source).
 

@@ -57,8 +57,8 @@ CONTAINER_MARKS = (
 )
 
 
-# parts of names of settings that change what is told, not how fast it is
-QUIET = "DEBUG|_LOG|DUMP|COMM_ID|HOSTID"
+# parts of names of settings that change what is told, or are new at each launch, not how fast it is
+QUIET = "DEBUG|_LOG|DUMP|COMM_ID|HOSTID|HYDRA_|_UUID"
 
 
 # key paths of what decides performance and stays the same on an unchanged machine

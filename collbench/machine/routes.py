@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 from collbench.machine import sysfs
@@ -36,6 +37,13 @@ def find_named_interface() -> str:
     """The first interface that GLOO_SOCKET_IFNAME names, at which ranks of several hosts meet; ""
     where it names none."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
+
+
+def resolve_host_name() -> str:
+    """The address that this host's name has, of IPv4 if it has any such. Raises OSError."""
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return str(address[0]).partition("%")[0]
 
 
 def is_inner_bridge(name: str, root: Path = sysfs.ROOT) -> bool:

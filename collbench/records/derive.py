@@ -116,6 +116,16 @@ class Digested(Record, frozen=True, kw_only=True, tag="record"):
     row: Derived | None
 
 
+LEFT_OUT: dict[str, list[Any]] = {
+    name: [] for name in ("per_rank", "starts_ns", "glob_ns", "skew_ns", "submit_ns")
+}
+
+
+def digest_record(record: Record, row: Derived | None) -> Digested:
+    """The record for showing, of which ``row`` was derived."""
+    return Digested(**(msgspec.structs.asdict(record) | LEFT_OUT), row=row)
+
+
 def is_broken(record: Record) -> bool:
     """Whether the case failed, or broke in its second pass."""
     return record.status == "failed" or record.note.startswith(BROKE_LATER)

@@ -25,6 +25,7 @@ from collbench.records.types import (
     Cache,
     Choice,
     End,
+    GpuState,
     Record,
     Run,
     Samples,
@@ -40,8 +41,8 @@ MOST_CASES = 10_000  # of which the decoded form is kept, as many files have the
 
 
 class TimedRecord(msgspec.Struct, tag_field="line", tag="record", kw_only=True, gc=False):
-    """The fields of a Record by which it is timed and judged, within the same bounds; ``case`` is
-    set once it is read."""
+    """The fields of a Record by which it and its GPUs are judged, within the same bounds; ``case``
+    is set once it is read."""
 
     case_json: msgspec.Raw = msgspec.field(name="case")
     case: Case = msgspec.field(name="", default=cast(Case, None))
@@ -67,6 +68,7 @@ class TimedRecord(msgspec.Struct, tag_field="line", tag="record", kw_only=True, 
     told: msgspec.Raw | None = None
     sent: list[Sent] = []
     chose: Choice | None = None
+    gpus: list[GpuState] = []
 
 
 class Middle(NamedTuple):

@@ -3,13 +3,14 @@ says of rank 0's connections, and by the bytes that network interfaces counted."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from collbench.core.errors import Exit
 from collbench.core.paths import find_path
 from collbench.core.text import format_count
-from collbench.records.traffic import settle_counts
+from collbench.records.traffic import needed_bytes, settle_counts
 from collbench.records.types import Record, Sent
 
 State = Literal["", "held", "broken", "unknown"]
@@ -19,6 +20,7 @@ LITTLE = 0.05  # of what was sent, below which it is taken for nothing
 
 UNCOUNTED = "no bytes were counted, as for small sizes"
 UNSETTLED = "other traffic was too much to count beside"
+UNKNOWN = "this process does not know what the algorithm sends"
 
 
 class PathProof(NamedTuple):
@@ -62,6 +64,8 @@ def prove_path(record: Record) -> PathProof:
 def _count_shares(record: Record) -> _Counted:
     if not record.sent:
         return _Counted(None, 0.0, UNCOUNTED)
+    if math.isnan(needed_bytes(record.case)):
+        return _Counted(None, 0.0, UNKNOWN)
     share = settle_counts(record.case, record.sent)
     if share is None:
         return _Counted(None, 0.0, UNSETTLED)

@@ -23,7 +23,7 @@ import msgspec
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
-from collbench.records.derive import Digested, derive_row
+from collbench.records.derive import Digested, derive_row, digest_record
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.survive.encoding import encode_json
 
@@ -99,6 +99,7 @@ PART_BYTES = 1 << 22  # a process reads so much at a time
 
 
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
+WORLD = b'{"line":"world"'
 
 
 MOST_LINE = 256 << 20  # bytes, as ranks may send: a million samples of a case take 20 MB
@@ -112,12 +113,6 @@ NOTHING: dict[str, object] = {  # one of each for all records: millions take the
     for field in msgspec.structs.fields(Record)
     if field.default_factory in (list, dict)
 }
-
-
-BULKY = ("per_rank", "starts_ns", "glob_ns", "skew_ns", "submit_ns")
-
-
-LEFT_OUT = {name: NOTHING[name] for name in BULKY}
 
 
 EDITED = "the file was written by another version, or edited"
@@ -152,10 +147,11 @@ class Writer:
                 "choose another place with --output, or --no-save",
             ) from e
         self._lock()
+        self.found_bytes = os.fstat(self._fd).st_size
         if run is None:
             self._mend()
             return
-        if os.fstat(self._fd).st_size:
+        if self.found_bytes:
             raise UsageError(f"{path} exists", NEVER_OVERWRITTEN)
         self.write(run)
         if self.trouble:
@@ -179,7 +175,7 @@ class Writer:
 
     def _mend(self) -> None:
         """Cut off what was torn off; a last line that lacks nothing but its end gets it."""
-        kinds = b'{"line":"run"', b'{"line":"world"'
+        kinds = b'{"line":"run"', WORLD
         last = b""
         with self.path.open("rb") as f:
             for _, last in read_bounded(self.path, f):
@@ -228,13 +224,13 @@ class Writer:
             self.lost = f"{self.path} was overwritten while it was written: what it held is lost"
             self._go_on_elsewhere(b"".join(self._heads))
         elif status.st_size > self._good:
-            content = os.pread(self._fd, self._good, 0)
+            content = b"".join(self._read_written())
             before = self.path
             self._go_on_elsewhere(content)
             self.moved = f"another process wrote to {before}: the run is in {self.path}"
         elif not self._is_at_its_path(status):
             before = self.path
-            self._go_on_elsewhere(os.pread(self._fd, self._good, 0))
+            self._go_on_elsewhere(b"".join(self._read_written()))
             if self.path != before:
                 self.moved = f"{before} is another file now: the run is in {self.path}"
 
@@ -248,8 +244,17 @@ class Writer:
 
     def _is_of_others(self) -> bool:
         """Whether what was written is no longer in the file as it was."""
-        content = os.pread(self._fd, self._good, 0)
-        return hashlib.blake2b(content).digest() != self._written.digest()
+        content = hashlib.blake2b()
+        for part in self._read_written():
+            content.update(part)
+        return content.digest() != self._written.digest()
+
+    def _read_written(self) -> Iterator[bytes]:
+        """What is written, in parts: Linux reads less than 2 GiB at once."""
+        at = 0
+        while part := os.pread(self._fd, min(PART_BYTES, self._good - at), at):
+            yield part
+            at += len(part)
 
     def _go_on_elsewhere(self, content: bytes) -> None:
         """Begin a new file with what the run holds, at the path of the old one if that is free,
@@ -321,6 +326,19 @@ def read_run(path: Path) -> Run:
         raise unreadable_error(path, 1, line, e) from e
 
 
+@guard_reading()
+def read_first_world(path: Path) -> World | None:
+    """The first process group of a run's file, None where none was formed. Raises UsageError."""
+    with path.open("rb") as f:
+        for number, line in read_bounded(path, f):
+            if line.startswith(WORLD) and line.endswith(b"\n"):
+                try:
+                    return msgspec.json.decode(line, type=World)
+                except (msgspec.DecodeError, RecursionError) as e:
+                    raise unreadable_error(path, number, line, e) from e
+    return None
+
+
 def unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
     """The error on a line that cannot be read; on a file's first line it says what the file may
     be."""
@@ -340,8 +358,9 @@ def read_file(path: Path) -> RunFile:
     a UsageError. Of a resumed run only the last attempt at a case is left, and an End is the end
     only where nothing follows. A file of too much is refused before any record is in memory.
     """
+    nbytes = path.stat().st_size
     _survey_file(path)
-    return _sort_lines(path, _decode_lines(path))
+    return msgspec.structs.replace(_sort_lines(path, _decode_lines(path)), nbytes=nbytes)
 
 
 @guard_reading()
@@ -384,6 +403,7 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
     records: list[Record] = []
     run: Run | None = None
     end: End | None = None
+    ended_worlds: int | None = None
     for line in lines:
         end = None
         match line:
@@ -399,14 +419,19 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
                         msgspec.structs.force_setattr(line, name, nothing)
                 records.append(line)
             case End():
-                end = line
+                end, ended_worlds = line, len(worlds)
     if run is None:
         raise UsageError(
             f"{path} is not a collbench run",
             "name a run that collbench runs lists, or its file",
         )
     return RunFile(
-        run=run, worlds=worlds, records=select_standing(run, records), end=end, path=path
+        run=run,
+        worlds=worlds,
+        records=select_standing(run, records),
+        end=end,
+        path=path,
+        ended_worlds=ended_worlds,
     )
 
 
@@ -493,10 +518,7 @@ def _digest_part(path: Path, worlds: dict[int, World], part: _Part) -> list[Dige
     """The lines of a part of the file."""
     return [
         (
-            Digested(
-                **(msgspec.structs.asdict(line) | LEFT_OUT),
-                row=derive_row(line, worlds.get(line.world)),
-            )
+            digest_record(line, derive_row(line, worlds.get(line.world)))
             if isinstance(line, Record)
             else line
         )

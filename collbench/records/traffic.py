@@ -113,6 +113,8 @@ def derive_traffic(record: Record, world: World | None) -> Traffic:
 
 def _derive_counted(record: Record) -> Traffic:
     case = record.case
+    if math.isnan(needed_bytes(case)):
+        return Traffic(moves=f"counts tell nothing: this process does not know {case.algorithm}")
     wire = settle_counts(case, record.sent)
     if wire is None:
         shares = [_count_shares(case, count) for count in record.sent]

@@ -129,6 +129,10 @@ UNEXPLAINED_THROTTLE = "throttled"  # of AMD's GPUs before MI300, for a power ca
 # A power cap may be how the machine is set up, and what it costs shows in the clock.
 POWER_CAPS = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED_THROTTLE})
 
+# Xids of a program's own fault, or of its end, as NVIDIA's device plugin for Kubernetes has them.
+# The program may be another's.
+PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+
 
 class GpuState(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
@@ -137,7 +141,8 @@ class GpuState(
     does not say.
 
     ``ecc`` counts uncorrected errors since the driver was loaded, ``nvlink_errors`` of all links
-    (xGMI's on AMD's GPUs), ``nvlink_kib`` what left by them; ``xid`` is the last critical error.
+    (xGMI's on AMD's GPUs), ``nvlink_kib`` what left by them; ``xid`` is the last critical error,
+    one of PROGRAM_XIDS only where there was no other.
     """
 
     index: int
@@ -412,6 +417,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     records: list[Record]
     end: End | None
     path: Path
+    nbytes: int = 0  # of its file, where it was read whole
+    ended_worlds: int | None = None  # of parts that have ended; None where none has
 
     @property
     def backends(self) -> set[str]:

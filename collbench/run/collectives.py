@@ -17,6 +17,7 @@ from collbench.machine import cpus
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
 from collbench.run.memory import PAGE, Room, count_computing_bytes, explain_no_room
+from collbench.run.rank import payload
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -32,11 +33,15 @@ MAX_ROTATION = 64
 STAYS = 1 << 20  # bytes that a core's own cache holds, whatever else passes through it
 
 
-# for estimates shown before anything is measured: seconds a message, and bytes a second and rank
+# for estimates shown before anything is measured: seconds a message, and bytes a second and rank;
+# GPUs, by PCIe, move and fill so many times as many
 GUESS_ALPHA = 60e-6
 
 
 GUESS_RATE = 0.7e9
+
+
+GPU_SPEED = 30.0
 
 
 # and seconds that are spent on each case beside warming up and samples (buffers, checks, counted
@@ -80,6 +85,12 @@ def scratch_bytes(case: Case) -> int:
     return int(copies * case.size) + (8 << 20)
 
 
+def checked_bytes(case: Case) -> int:
+    """The bytes that a rank takes on its host for what results are compared with; on a GPU it is
+    little."""
+    return 0 if backend_info(case.backend).gpu else payload.count_table_bytes(case)
+
+
 def background_bytes(case: Case, policy: Policy) -> int:
     """The bytes that a rank takes for what is in the case's background, if anything is."""
     if other := backgrounds.background_case(case):
@@ -110,21 +121,29 @@ def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
     return math.ceil(rotation / policy.agg_iters) * policy.agg_iters
 
 
-def measure_crowding(case: Case) -> float:
-    """Ranks on a core of this host, at least one."""
-    return max(1.0, case.world / max(1, cpus.core_count()))
+def measure_crowding(job: Job) -> float:
+    """Ranks for each core of a host, if it has as many as this one; at least one, as on GPUs."""
+    ranks = 1 if backend_info(job.case.backend).gpu else job.sharers or job.case.world
+    return max(1.0, ranks / max(1, cpus.core_count()))
+
+
+def guess_speed(case: Case) -> float:
+    """How many times as fast as a core's the device of a case moves and fills bytes."""
+    return GPU_SPEED if backend_info(case.backend).gpu else 1.0
 
 
 def guess_call(case: Case) -> float:
     """A rough guess of what a call takes where each rank has a core, s: of a rank alone, too, the
     latency."""
     bound = case.row.bound(case.n)
-    return max(1.0, bound.alpha) * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
+    rate = GUESS_RATE * guess_speed(case)
+    return max(1.0, bound.alpha) * GUESS_ALPHA + bound.beta * case.moved / rate
 
 
-def guess_filling(case: Case, nbytes: int, policy: Policy) -> float:
+def guess_filling(job: Job, nbytes: int, policy: Policy) -> float:
     """A rough guess of the seconds that a rank fills and checks so many bytes of buffers for."""
-    return 4 * nbytes / 2e9 * measure_crowding(case) if policy.check else 0.0
+    rate = 2e9 * guess_speed(job.case)
+    return 4 * nbytes / rate * measure_crowding(job) if policy.check else 0.0
 
 
 class CollectiveRunner:
@@ -162,7 +181,8 @@ class CollectiveRunner:
         pair = buffer_bytes(case, policy)
         _, available, cache_bytes, sharers, base = room
         slot = pair + owned_bytes(case)
-        fixed = sharers * (base + scratch_bytes(case) + background_bytes(case, policy))
+        own_bytes = scratch_bytes(case) + checked_bytes(case)
+        fixed = sharers * (base + own_bytes + background_bytes(case, policy))
         target_rotation = wanted_rotation(case, policy, cache_bytes)
         possible = (available - fixed) // (sharers * slot) // policy.agg_iters * policy.agg_iters
         if possible < 1:
@@ -183,17 +203,17 @@ class CollectiveRunner:
         background's."""
         slot = buffer_bytes(job.case, policy) + owned_bytes(job.case)
         own_bytes = scratch_bytes(job.case) + job.rotation * slot
-        beside = background_bytes(job.case, policy)
+        beside = background_bytes(job.case, policy) + checked_bytes(job.case)
         return backend_info(job.case.backend).rank_bytes + own_bytes + beside
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds that a call takes where ranks share cores as here."""
-        return guess_call(job.case) * measure_crowding(job.case)
+        return guess_call(job.case) * measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds that the job takes beside warming up and measuring."""
         alone = GUESS_ALONE if job.case.background else 0.0
-        filled = guess_filling(job.case, job.rotation * buffer_bytes(job.case, policy), policy)
+        filled = guess_filling(job, job.rotation * buffer_bytes(job.case, policy), policy)
         return GUESS_CASE + alone + self.guess_call(job) + filled
 
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:

@@ -23,7 +23,8 @@ class Job(msgspec.Struct, frozen=True):
     ranks measure the ``companion``, another job, in turns with it, block by block; a lot decides
     each time which goes first.
     ``subject`` is what a case of another kind is about. A ``coarse`` one is a single call, for a
-    row to show until the case is measured.
+    row to show until the case is measured. ``sharers`` ranks share a host's memory, or a GPU's; 0
+    stands for all.
     """
 
     case: Case
@@ -38,6 +39,7 @@ class Job(msgspec.Struct, frozen=True):
     companion: Job | None = None
     subject: Any = None  # suite.measurable.Subject
     coarse: bool = False
+    sharers: int = 0
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "subject", decode_subject(self.subject))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
         order.launcher
     )  # ranks may be on several hosts
     machine = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
+    rooms = at or partial(_measure_room_alike, elsewhere.local_n if elsewhere else 0)
     if order.source:
         machine = machine._replace(launcher=order.source.name)
     find_subject = suite.subject_finder
@@ -88,7 +89,7 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
             and not (case in done and earlier.undone_cases.isdisjoint(case.siblings))
         ],
         suite.policy,
-        at,
+        rooms,
         find_subject,
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
@@ -97,6 +98,11 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     shown_cases |= {line.case for line in earlier.reported if isinstance(line, Record)}
     cases = [case for case in every if case in shown_cases]
     return Prepared(suite, jobs, left_out, cases, earlier)
+
+
+def _measure_room_alike(local_n: int, backend: str, n: int, policy: Policy) -> memory.Room:
+    """The room that ranks would share if hosts of ``local_n`` ranks, 0 for all, were like this."""
+    return memory.measure_room(backend, min(n, local_n or n), policy)
 
 
 def fit_to_host(

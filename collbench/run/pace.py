@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -49,7 +49,11 @@ SPARE = 0.03  # of a budget is kept for what ends a run
 
 SLACK = 1.3  # by how much a case may take longer than the like of it has
 
+DOUBT = 0.9  # by this share a guess may be too long, until a case of its kind has been measured
+
 LARGE = 1 << 20  # bytes: what smaller cases take does not tell what larger ones do
+
+PAIRS = 256  # cases of a kind, the latest, by which guesses are corrected
 
 NO_SECOND_PASS = "interrupted before its second pass"
 
@@ -348,43 +352,55 @@ class Cost(NamedTuple):
         return self.fixed + FEWEST_SAMPLES * self.call
 
 
+class GuessedJob(NamedTuple):
+    """A job that is to come: the key of its case, whether that is large, and what it may take."""
+
+    job: Job
+    key: str
+    is_large: bool
+    guess: Cost
+
+
 class BudgetPace(Pace):
     """Jobs one by one, each with its share of what is left of ``seconds``, which run from now on.
     Where that does not suffice for a few samples of all that are to come, the costliest are
-    dropped, which ``drop`` is told."""
+    dropped, which ``drop`` is told. Until a small or a large case has been measured, such cases
+    may take a tenth of what is guessed."""
 
     def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job], None]) -> None:
         self._drop = drop
         self._until = time.monotonic() + seconds * (1 - SPARE)
         self._most = policy.resolved(False).max_seconds or 0.0
-        self._ahead: list[list[Job]] = []  # of this world and those to come
+        self._ahead: list[list[GuessedJob]] = []  # of this world and those to come
         self._costs: dict[str, Cost] = {}
-        self._cost_pairs: dict[bool, list[tuple[Cost, Cost]]] = {
-            False: [],
-            True: [],
-        }  # seen, guessed
+        # of small and large cases: seen, guessed
+        self._cost_pairs: dict[bool, deque[tuple[Cost, Cost]]] = {
+            is_large: deque(maxlen=PAIRS) for is_large in (False, True)
+        }
         self._policy = policy
-        self._guesses: dict[Case, Cost] = {}
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0
-        self._out: dict[Case, Job] = {}
+        self._out: dict[Case, GuessedJob] = {}
         self._siblings: list[Record] = []  # of the job that is heard of
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
-        jobs = list(current.jobs)
-        if not self._ahead:  # what is learned of the cheapest of a kind goes for the others
-            cheapest = {
-                _is_large(job): job for job in sorted(jobs, key=lambda job: -self._guess(job).least)
-            }
-            jobs.sort(key=lambda job: job is not cheapest[_is_large(job)])
-        self._ahead.append(jobs)
+        guessed = list(map(self._guess, current.jobs))
+        kinds = {ahead.is_large for of_world in self._ahead for ahead in of_world}
+        # what is learned of the cheapest of a kind goes for the others
+        cheapest = {
+            ahead.is_large: ahead
+            for ahead in sorted(guessed, key=lambda ahead: -ahead.guess.least)
+            if ahead.is_large not in kinds
+        }
+        guessed.sort(key=lambda ahead: ahead is not cheapest.get(ahead.is_large))
+        self._ahead.append(guessed)
         return msgspec.structs.replace(current, jobs=[], open=True)
 
     def drop_world(self, current: Plan) -> Sequence[Job]:
         """The jobs of the plan that are left; those without time in the budget were dropped
         before."""
-        return self._ahead.pop(0)
+        return [ahead.job for ahead in self._ahead.pop(0)]
 
     def accept(self, record: Record) -> Record:
         """Learns what such cases take: a call of a job with parts is one of each, that of a job
@@ -395,8 +411,8 @@ class BudgetPace(Pace):
         among = record.case.siblings  # a resumed run may hear of others without their leader
         siblings = [record, *(r for r in self._siblings if r.case in among)]
         self._siblings.clear()
-        job = self._out.pop(record.case, None)
-        if job is not None and record.status == "ok":
+        measured = self._out.pop(record.case, None)
+        if measured is not None and record.status == "ok":
             timed = [r.times_ns for r in siblings if r.times_ns]  # one may be left out
             combine = np.max if record.case.groups else np.sum
             if len({*map(len, timed)}) == 1:
@@ -406,8 +422,8 @@ class BudgetPace(Pace):
                 call = float(combine([np.median(of_one) for of_one in timed])) / 1e9
                 spent = float(combine([np.sum(of_one) for of_one in timed])) / 1e9
             cost = Cost(max(0.0, record.seconds - spent), call)
-            self._costs[record.case.key] = cost
-            self._cost_pairs[_is_large(job)].append((cost, self._guess(job)))
+            self._costs[measured.key] = cost
+            self._cost_pairs[measured.is_large].append((cost, measured.guess))
             self._correct()
         return record
 
@@ -422,56 +438,59 @@ class BudgetPace(Pace):
             self._ahead.pop(0)
             self._ended = now
             return []
-        job = remaining.pop(0)
-        most = self._most * runner_of(job.case).parts
-        seconds = min(most, FEWEST_SAMPLES * self._cost(job).call + share)
-        job = msgspec.structs.replace(job, seconds=seconds, least=FEWEST_SAMPLES)
-        self._out[job.case] = job
-        return [job]
+        ahead = remaining.pop(0)
+        most = self._most * runner_of(ahead.job.case).parts
+        seconds = min(most, FEWEST_SAMPLES * self._cost(ahead).call + share)
+        self._out[ahead.job.case] = ahead
+        return [msgspec.structs.replace(ahead.job, seconds=seconds, least=FEWEST_SAMPLES)]
 
     def _shared_out(self, now: float) -> float:
         """Seconds for each case beyond the few samples that it must have; drops those for which
         there is no time, the costliest first, and of alike ones the last."""
         cheapest_first = sorted(
-            (self._cost(job).least * SLACK, world, index)
-            for world, jobs in enumerate(self._ahead)
-            for index, job in enumerate(jobs)
+            (least, SLACK * (least - self._doubt(ahead)), world, index)
+            for world, of_world in enumerate(self._ahead)
+            for index, ahead in enumerate(of_world)
+            for least in [self._cost(ahead).least]
         )
-        worlds = Counter(world for _, world, _ in cheapest_first)
+        worlds = Counter(world for _, _, world, _ in cheapest_first)
         spare = (
             self._until
             - now
-            - sum(seconds for seconds, _, _ in cheapest_first)
+            - sum(seconds for _, seconds, _, _ in cheapest_first)
             - self._start * len(set(worlds) - {0})
         )
         dropped = set()
         while cheapest_first and spare < 0:
-            seconds, world, index = cheapest_first.pop()
-            self._drop(self._ahead[world][index])
+            _, seconds, world, index = cheapest_first.pop()
+            self._drop(self._ahead[world][index].job)
             dropped.add((world, index))
             worlds[world] -= 1
             spare += seconds + (self._start if world and not worlds[world] else 0.0)
-        for number, jobs in enumerate(self._ahead):
-            jobs[:] = [job for index, job in enumerate(jobs) if (number, index) not in dropped]
+        for number, of_world in enumerate(self._ahead) if dropped else ():
+            of_world[:] = [
+                ahead for index, ahead in enumerate(of_world) if (number, index) not in dropped
+            ]
         return spare / len(cheapest_first) if cheapest_first else 0.0
 
-    def _cost(self, job: Job) -> Cost:
+    def _cost(self, ahead: GuessedJob) -> Cost:
         """The cost of a case: as seen in an earlier cycle, else a guess. The guess is corrected by
         what other cases took: by a sum for what every case costs, by a factor for what grows with
         the size."""
-        cost = self._costs.get(job.case.key)
+        cost = self._costs.get(ahead.key)
         if cost is not None:
             return cost
-        guess = self._guess(job)
-        per_call, factor, call = self._corrections[_is_large(job)]
-        return Cost(per_call + factor * guess.fixed, call * guess.call)
+        per_call, factor, call = self._corrections[ahead.is_large]
+        return Cost(per_call + factor * ahead.guess.fixed, call * ahead.guess.call)
 
-    def _guess(self, job: Job) -> Cost:
-        if job.case not in self._guesses:
-            runner = runner_of(job.case)
-            fixed = runner.guess_fixed(job, self._policy)
-            self._guesses[job.case] = Cost(fixed, runner.guess_call(job))
-        return self._guesses[job.case]
+    def _doubt(self, ahead: GuessedJob) -> float:
+        """Seconds by which what is guessed of a case may be too long."""
+        return 0.0 if self._cost_pairs[ahead.is_large] else DOUBT * ahead.guess.least
+
+    def _guess(self, job: Job) -> GuessedJob:
+        runner = runner_of(job.case)
+        guess = Cost(runner.guess_fixed(job, self._policy), runner.guess_call(job))
+        return GuessedJob(job, job.case.key, job.case.nbytes >= LARGE, guess)
 
     def _correct(self) -> None:
         """Works out the corrections anew, for small and large cases: seconds that every case costs,
@@ -482,9 +501,6 @@ class BudgetPace(Pace):
             calls = [s.call / g.call for s, g in pairs if g.call]  # a step may do nothing
             call = float(np.median(calls)) if calls else 1.0
             filled = [max(0.0, s.fixed - per_case) / g.fixed for s, g in pairs if large]
-            factor = max(1.0, float(np.median(filled))) if filled else 1.0
+            # the first large cases tell little of filling, but that calls are faster than guessed
+            factor = max(min(1.0, call), float(np.median(filled))) if filled else 1.0
             self._corrections[large] = per_case, factor, call
-
-
-def _is_large(job: Job) -> bool:
-    return job.case.nbytes >= LARGE

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from collbench.core import groups
 from collbench.core.backend_info import backend_info, find_file
 from collbench.core.errors import CannotRun
@@ -46,9 +48,10 @@ def fit_jobs(
     jobs: list[Job] = []
     skips: list[Skip] = []
     for case in cases:
-        fitting = runner_of(case).fit(case, policy, room(case), find_subject(case))
+        at = room(case)
+        fitting = runner_of(case).fit(case, policy, at, find_subject(case))
         if isinstance(fitting, Job):
-            jobs.append(fitting)
+            jobs.append(msgspec.structs.replace(fitting, sharers=at.sharers))
         else:
             skips.append(fitting)
     return jobs, skips
@@ -62,7 +65,7 @@ def estimate_seconds(job: Job, policy: Policy, most: bool = False) -> float:
     runner = runner_of(job.case)
     sample = _count_calls(job.case, policy) * runner.guess_call(job)
     sample += GUESS_ALIGN * (job.case.mode == "isolated")
-    limits = policy.resolved(measure_crowding(job.case) > 1)
+    limits = policy.resolved(measure_crowding(job) > 1)
     longest = limits.max_seconds or 0.0
     adaptive = min(longest, max(limits.min_seconds, longest if most else 150 * sample))
     is_fixed = policy.fixes_samples(job.case.mode)
@@ -85,7 +88,7 @@ def estimate_meeting(jobs: Sequence[Job], policy: Policy) -> float:
     measured = [job for job in jobs if not backend_info(job.case.backend).predicts]
     return sum(
         (GUESS_WORLD + GUESS_LOAD * (backend_info(world.backend).launch == "mpirun"))
-        * measure_crowding(world.jobs[0].case)
+        * measure_crowding(world.jobs[0])
         for world in plan_worlds(measured, policy)
     )
 
@@ -214,6 +217,7 @@ def nothing_runs(notes: Sequence[str]) -> CannotRun:
     """The error that is raised where every case is skipped: the first reason, how many others there
     are, and a hint."""
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
+    reasons = reasons or ["nothing is recorded of any"]
     more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
     result = "was measured" if reasons[0].startswith(NO_TIME_LEFT) else "can run here"
     return CannotRun(

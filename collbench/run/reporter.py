@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from collbench.records.derive import Derived, Digested
+from collbench.records.derive import Derived, Digested, digest_record
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.suite.case import Case, Skip
 
@@ -39,8 +39,11 @@ class Reporter(Protocol):
     done, 0..1. ``show_interim`` is about a step that is still measured: at first without a sample,
     what each part took while it warmed up (``setup_ns``). ``show_coarse`` is about a case of which
     one call was made, and which will be measured later. ``end`` is called once, also when the run
-    was cut short; ``path`` is None for a run that was not saved.
+    was cut short; ``path`` is None for a run that was not saved. ``record`` gets a Digested one,
+    so that a run of many ranks takes little memory, unless a reporter ``needs_samples``.
     """
+
+    needs_samples: bool = False  # whether records come with all their samples
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         """A run begins, with these cases in plan order, and these left out."""
@@ -76,6 +79,7 @@ class Several(Reporter):
 
     def __init__(self, *reporters: Reporter) -> None:
         self._reporters = reporters
+        self.needs_samples = any(reporter.needs_samples for reporter in reporters)
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         """Pass the run, its cases and skips on to each reporter."""
@@ -161,9 +165,7 @@ class Gathered(Reporter):
         """The run as ``file`` has it, less what was skipped, with the row of each record: none is
         derived again."""
         records: list[Record] = [
-            record
-            if isinstance(record, Digested)
-            else Digested(**msgspec.structs.asdict(record), row=row)
+            record if isinstance(record, Digested) else digest_record(record, row)
             for record, row in self.arrived
         ]
         return msgspec.structs.replace(self.file, records=records)

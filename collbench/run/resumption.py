@@ -15,7 +15,7 @@ import msgspec
 
 from collbench.core import algorithm_files, algorithms
 from collbench.core.backend_info import backend_info, backend_names, find_file
-from collbench.core.backend_sources import names_file
+from collbench.core.backend_sources import list_imports, names_file
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count, plain_line
 from collbench.machine import environment, variables
@@ -24,11 +24,12 @@ from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, is_broken
 from collbench.records.types import SCHEMA, Record, Run, RunFile, World, is_budgeted
 from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
+from collbench.run.refusal import refuse_unknown_backends
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
-# options by which a run's command names the hosts of its ranks
-PLACE_OPTIONS = ("--launcher", "--hosts", "--ssh", "--address", "--placement")
+# options by which a run's command names the hosts of its ranks, and what these import
+KEPT_OPTIONS = ("--launcher", "--hosts", "--ssh", "--address", "--placement", "--import")
 
 HOSTS_SHOWN = 4  # that a refusal names
 
@@ -53,15 +54,15 @@ def find_resumable(name: str) -> RunFile:
 
 
 def format_command(run: Run, name: str) -> str:
-    """The command that goes on with the run called ``name``: with the files and the hosts that its
-    own command named. Where a launcher started that, it has to start this, too."""
+    """The command that goes on with the run called ``name``: with the files, the hosts and the
+    modules that its own command named. Where a launcher started that, it has to start this, too."""
     words = ["collbench", "run", "--resume", name]
     if files := ",".join(algorithm_files.list_words(run.command)):
         words += ["--algo", files]
     backends = [word for text in _find_values(run, "--backend") for word in text.split(",")]
     if files := ",".join(word for word in backends if names_file(word)):
         words += ["--backend", files]
-    for option in PLACE_OPTIONS:
+    for option in KEPT_OPTIONS:
         words += [word for value in _find_values(run, option)[-1:] for word in (option, value)]
     return shlex.join(words)
 
@@ -72,6 +73,17 @@ def _find_values(run: Run, option: str) -> list[str]:
     return [
         word.partition("=")[2] or later for word, later in pairs if word.partition("=")[0] == option
     ]
+
+
+def describe_part(run: Run, budget: float | None) -> Run:
+    """The run as a part of it that goes on is shown: with that part's budget, if any."""
+    words = [
+        word
+        for before, word in itertools.pairwise(["", *run.command])
+        if "--budget" not in (before, word.partition("=")[0])
+    ]
+    words += [] if budget is None else [f"--budget={budget:g}s"]
+    return msgspec.structs.replace(run, command=words)
 
 
 def load_algorithms(run: Run, spellings: str) -> None:
@@ -108,7 +120,7 @@ def load_algorithms(run: Run, spellings: str) -> None:
 def load_backends(run: Run, names: Sequence[str]) -> None:
     """Hold the backends of files that were named anew, which are known by these ``names``, against
     those of the run: a run's file alone runs nothing. Raises UsageError where one is missing or too
-    many."""
+    many, or nobody knows one."""
     swept = run.suite.values("backends")
     own = f"the run's backends are {', '.join(swept)}"
     for name in names:
@@ -124,13 +136,20 @@ def load_backends(run: Run, names: Sequence[str]) -> None:
             f"the run's backend {missing[0]} is in a file that --backend must name",
             f"add --backend {','.join(words or (f'./{label}' for label in labels))}",
         )
+    modules = _find_values(run, "--import")
+    if missing and modules and not list_imports():
+        raise UsageError(
+            f"the run's backend {missing[0]} is of a module that --import must name",
+            f"add --import {modules[-1]}",
+        )
+    refuse_unknown_backends(missing)
 
 
 def reopen_writer(resumed: RunFile) -> run_file.Writer:
     """Goes on with the run's file. Raises UsageError where another process has done so since it was
     read, before the file was locked."""
     writer = run_file.Writer(resumed.path)
-    if run_file.read_file(resumed.path) != resumed:
+    if writer.found_bytes != resumed.nbytes:
         writer.close()
         raise UsageError(
             f"{resumed.path} has changed since it was read",
@@ -204,12 +223,27 @@ class Resumption:
 
     @cached_property
     def cut_off(self) -> list[Record]:
-        """Records of a run that was killed, of cases that were to be measured a second time. A run
-        that could write its end says so of each (pace.without_second_pass)."""
-        if self.file is None or self.file.end or is_budgeted(self.file.run.command):
+        """Records of a run that was killed, of cases that were to be measured a second time. A part
+        of a run that could write its end says so of each (pace.without_second_pass); that of the
+        run's own command has no second pass where it has a budget."""
+        file = self.file
+        if file is None or file.end:
             return []
-        policy = self.file.run.policy
-        return [r for r in self.file.records if pace.missed_second_pass(r, policy)]
+        if file.ended_worlds is None and is_budgeted(file.run.command):
+            return []
+        before = {world.index for world in file.worlds[: file.ended_worlds or 0]}
+        return [
+            record
+            for record in file.records
+            if record.world not in before and pace.missed_second_pass(record, file.run.policy)
+        ]
+
+    @cached_property
+    def cut_records(self) -> dict[Case, Record]:
+        """The records that were cut short, by their case."""
+        records = self.file.records if self.file else []
+        every = [*records, *map(pace.without_second_pass, self.cut_off)]
+        return {record.case: record for record in every if record.stop == "cut"}
 
     @cached_property
     def kept_records(self) -> list[Record]:

@@ -89,15 +89,20 @@ class Runner(Protocol):
 
 class SizedRunner(Runner, Protocol):
     """A kind whose subject has a ``label`` and a size in ``nbytes``, and takes ``count_bytes`` of
-    it on each rank beside what the backend takes."""
+    it on a rank beside what the backend takes."""
 
     def count_bytes(self, subject: Any) -> int:
-        """Bytes of a rank for the subject's data."""
+        """Bytes for the subject's data of the rank that has most."""
+
+    def count_shared_bytes(self, case: Case, subject: Any, sharers: int) -> int:
+        """Bytes for the subject's data of so many ranks, rank 0 among them."""
+        return sharers * self.count_bytes(subject)
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: Any) -> Job | Skip:
         """The job, or that its data does not fit."""
         job = Job(case, 1, "hot", subject=subject)
-        needed = room.sharers * (room.base + self.count_bytes(subject))
+        data = self.count_shared_bytes(case, subject, room.sharers)
+        needed = room.sharers * room.base + data
         size, ranks = format_size(subject.nbytes), format_count(room.sharers, "rank")
         return fit_job(job, f"{subject.label} of {size} on {ranks}", needed, room)
 

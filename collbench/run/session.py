@@ -192,11 +192,12 @@ class _Session:
         self._order, self._prepared, self._reporter = order, prepared, reporter
         self._ranks = world
         self._earlier = prepared.earlier
-        self._run = (
-            order.resumed.run
-            if order.resumed
-            else _describe_run(order, prepared.suite, world, before)
-        )
+        if order.resumed is None:
+            self._run = _describe_run(order, prepared.suite, world, before)
+        elif prepared.jobs:
+            self._run = resumption.describe_part(order.resumed.run, order.budget)
+        else:
+            self._run = order.resumed.run
         self._writer: run_file.Writer | None = None
         self._begun = False
         self._worlds: dict[int, World] = {}
@@ -275,6 +276,9 @@ class _Session:
             self._writer = store.open_writer(self._run, self._order.output)
         for record in self._earlier.cut_off:
             self._keep(without_second_pass(record))
+        if self._writer and self._order.resumed and not self._order.resumed.end:
+            killed = End(exit=Exit.INTERRUPTED, ended=time_now(), note="killed")
+            write_line(self._writer, killed)  # so that its part is told from this one
         self.begin()
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
@@ -366,7 +370,9 @@ class _Session:
         else:
             self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
-            self._reporter.record(line, self._derive(line))
+            row = self._derive(line)
+            shown = line if self._reporter.needs_samples else derive.digest_record(line, row)
+            self._reporter.record(shown, row)
 
     def _check_reader(self) -> None:
         """Raises BrokenPipeError where standard output has no reader left, and no file keeps the
@@ -391,9 +397,13 @@ class _Session:
         self._check_reader()
 
     def _drop(self, job: Job) -> None:
+        """Record that there is no time for a job; where an earlier part has samples, they stay."""
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
         for case in job.case.siblings:
-            self._accept(Record(case=case, status="skipped", note=note))
+            if record := self._earlier.cut_records.get(case):
+                self._announce(record)
+            else:
+                self._accept(Record(case=case, status="skipped", note=note))
 
     def _fit_leaders(self, cases: Sequence[Case]) -> list[Job]:
         """Jobs for the cases that an order's caller names, and a record of each that does not

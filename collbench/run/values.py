@@ -47,7 +47,7 @@ def run_collective(
     root: int = 0,
 ) -> list[Buffers]:
     """Call it with ``values[rank]`` at every rank, and return every rank's buffers; in place where
-    the collective has such a form. Whole numbers are int64, others double.
+    the collective has such a form and the backend does it. Whole numbers are int64, others double.
 
     Raises UsageError where the collective does not take so many values a rank, CannotRun where the
     backend cannot run it here.
@@ -170,6 +170,8 @@ def _call_on_rank(
     backend.policy, backend.hosts = Policy(), control.collect(environment.host_name())
     backend.open(rank, case.n, rank)
     try:
+        if refusal.refuse_anywhere(case) or backend.refuse(case):
+            case = msgspec.structs.replace(case, in_place=False)
         if why := refusal.refuse_anywhere(case) or backend.refuse(case):
             raise CannotRun(why)
         ((buffers,),) = calls.allocate_slots(backend, [case], [rank])

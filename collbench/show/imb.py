@@ -86,6 +86,8 @@ def describe_table(case: Case) -> str:
 class Text(Gathered):
     """Tables when the run ends, after a head with the command."""
 
+    needs_samples = True
+
     def __init__(self, out: IO[str]) -> None:
         self._out = out
 

@@ -245,6 +245,7 @@ class Text(Reporter):
     ) -> None:
         """``get_path`` gives, once the run has begun, the path of its JSON, if there is one."""
         self._out, self._options, self._get_path = out, options, get_path
+        self.needs_samples = options.average != 3 or options.cpu_time or options.per_iter
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self._run, self._skips, self._lines, self._next = run, skips, pair_cases(cases), 0

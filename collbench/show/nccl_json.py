@@ -45,6 +45,8 @@ class Document(Gathered):
     """``-J``: collects a run and writes it to ``path``, or to path.0, path.1 … so that no file is
     overwritten."""
 
+    needs_samples = True
+
     def __init__(self, path: Path, options: Options = DEFAULTS) -> None:
         if path.suffix.lower() != ".json":
             raise UsageError(

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
 
-from collbench.core.text import format_settings, inert_cell, plain_line, print_message
+from collbench.core.text import (
+    clear_unknown,
+    format_settings,
+    inert_cell,
+    plain_line,
+    print_message,
+)
 from collbench.core.version import __version__
 from collbench.machine import environment
 from collbench.records import limits
@@ -60,13 +66,13 @@ def as_json(document: Document) -> str:
 
 def as_csv(document: Document) -> str:
     """The document's rows below a heading of the columns of any of them; no cell is a formula to a
-    spreadsheet."""
+    spreadsheet, and what is not finite is empty."""
     out = io.StringIO()
     columns = dict.fromkeys(name for row in document.rows for name in row)
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {name: inert_cell(_flatten_value(value)) for name, value in row.items()}
+        {name: inert_cell(_flatten_value(value)) for name, value in clear_unknown(row).items()}
         for row in document.rows
     )
     return out.getvalue()
@@ -219,7 +225,7 @@ def _format_command(level: str, title: str, message: str) -> str:
 
 class Csv(Gathered):
     """A header, then one line per record when the run ends, sorted. Nanoseconds, bytes, GB/s; empty
-    where undefined."""
+    where undefined. No cell is a formula to a spreadsheet, as in the CSV of a page."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
@@ -232,8 +238,8 @@ class Csv(Gathered):
             values |= {"env": format_settings(values["env"]), "note": plain_line(values["note"])}
             writer.writerow(
                 {
-                    k: " ".join(map(str, v)) if isinstance(v, tuple) else inert_cell(v)
-                    for k, v in values.items()
+                    k: inert_cell(" ".join(map(str, v)) if isinstance(v, tuple) else v)
+                    for k, v in clear_unknown(values).items()
                 }
             )
         self._out.flush()

@@ -18,7 +18,8 @@ class Subject(Protocol):
 
     @property
     def title(self) -> str:
-        """A name that tells it from all others of a run; it stands in ``Case.subject``."""
+        """A name that tells it from all others of a run on as many ranks; it stands in
+        ``Case.subject``."""
 
     @property
     def world(self) -> int:

@@ -228,7 +228,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             for n in axes.ranks
             for request in self.requests
         ]
-        every = {subject.title: subject for subject in (*self.subjects, *resolved)}
+        every = {(each.title, each.world): each for each in (*self.subjects, *resolved)}
         return msgspec.structs.replace(
             self, axes=axes, includes=includes, subjects=tuple(every.values()), requests=()
         )
@@ -237,8 +237,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def subject_finder(self) -> Callable[[Case], Subject | None]:
         """A function that finds the subject of a case; None for a case of a collective, or of a
         feature that is not installed. Titles are digests, and so are made once."""
-        by_title = {subject.title: subject for subject in self.subjects if subject.title}
-        return lambda case: by_title.get(case.subject)
+        by_title = {(each.title, each.world): each for each in self.subjects if each.title}
+        return lambda case: by_title.get((case.subject, case.world))
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
@@ -332,7 +332,8 @@ def _list_swept(suite: Suite) -> Iterator[Case]:
 def _expand_subject(subject: Subject, axes: Axes) -> Iterator[Case]:
     """The cases of a subject. Raises UsageError for one that cannot be."""
     row, nbytes = measurable.find_kind(subject).measure(subject)
-    ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
+    spelled = map(algorithms.spell_algorithm, axes.algorithms)
+    ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, spelled)
     for cycle, env, backend, algorithm in ways:
         case = Case(
             collective=row,
@@ -468,32 +469,27 @@ def normalise_algorithms(axes: Axes, name: str) -> list[str]:
     """The algorithms by their proper names; those that only other collectives of the sweep have
     stay."""
     names = []
-    for text in axes.algorithms:
+    for text in map(algorithms.spell_algorithm, axes.algorithms):
         owners = [
             other
             for other in map(find_collective, axes.collectives)
-            if _has_algorithm(other.name, text)
+            if algorithms.look_up_algorithm(other.name, text)
         ]
-        if text == "native" or (owners and not _has_algorithm(name, text)):
+        if text == "native" or (owners and not algorithms.look_up_algorithm(name, text)):
             names.append(text)
         else:
             names.append(algorithms.find_variant(name, text).name)
     return list(dict.fromkeys(names))
 
 
-def _has_algorithm(name: str, text: str) -> bool:
-    return text.partition(":")[0] in {
-        word for row in algorithms.list_algorithms(name) for word in (row.name, *row.aliases)
-    }
-
-
 def _is_among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
     if axis == "envs":
         return any(set(setting) <= set(case.env) for setting in values)
     if axis == "algorithms":
-        name = case.algorithm.partition(":")[0]
-        row = algorithms.list_catalogue().get((case.collective, name))
-        return not {case.algorithm, name, *(row.aliases if row else ())}.isdisjoint(values)
+        row = algorithms.look_up_algorithm(case.collective, case.algorithm)
+        name, _ = algorithms.split_settings(case.algorithm)
+        names = (row.name, *row.aliases) if row else (name,)
+        return not {case.algorithm, *names}.isdisjoint(values)
     return getattr(case, FIELDS[axis]) in values
 
 

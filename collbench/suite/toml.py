@@ -352,6 +352,7 @@ def _make_name_kind(find: Callable[[str], str], names: Iterable[str]) -> Kind:
 
 def _parse_algorithm(text: str, where: str) -> str:
     """The name of an algorithm of whatever collective, perhaps with parameters."""
+    text = algorithms.spell_algorithm(text)
     names = {"native"} | {
         name for row in algorithms.list_catalogue().values() for name in (row.name, *row.aliases)
     }

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from factories import SUITE, case, expected, night, ranks, write
+from factories import ENVIRONMENT, SUITE, case, expected, night, ranks, write
 
 from collbench.cli import main as commands
 from collbench.core.errors import Exit
@@ -120,6 +120,25 @@ def test_a_slow_node_fails_with_1(said: Said, tmp_path: Path) -> None:
     assert code == Exit.BAD and values(out)["state"] == "not accepted"
     assert {row["verdict"] for row in values(out)["rows"]} == {"failed"}
     assert said("health", "--no-history", "--expect", limits, run)[0] == Exit.BAD
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "not decided"), (1.25, "not accepted")])
+def test_a_node_that_lost_a_link_meanwhile_is_not_accepted(
+    said: Said, tmp_path: Path, factor: float, state: str
+) -> None:
+    facts = [
+        {**ENVIRONMENT, "host": "rack1", "nics": {"eth0": {"driver": "mlx5_core", "mbps": mbps}}}
+        for mbps in (100_000, 10_000)
+    ]
+    runs = [
+        run_of(tmp_path, factor=factor, name=f"run-{number}", environment=environment)
+        for number, environment in enumerate(facts)
+    ]
+    words = ["--run", runs[0], "--run", runs[1], "--expect", table(tmp_path / "ours.toml")]
+    _, out, _ = said("accept", *words, "--format", "json")
+    plain = values(out)
+    assert plain["state"] == state
+    assert any("nics.eth0.mbps 100000 -> 10000" in each["what"] for each in plain["findings"])
 
 
 def test_a_planted_fault_marks_the_certificate(said: Said, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from advising import ALGORITHM, Tiny
 from factories import (
+    ENVIRONMENT,
     case,
     experiment,
     hosted,
@@ -67,15 +68,22 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def swept(
-    factors: Mapping[str, float], launches: int = 10, name: str = "run", n: int = 4, **fields: Any
+    factors: Mapping[str, float],
+    launches: int = 10,
+    name: str = "run",
+    n: int = 4,
+    per_host: int = 0,
+    **fields: Any,
 ) -> RunFile:
-    """A run of fresh launches by algorithm ("": the library's choice), as times the default's."""
+    """A run of fresh launches by algorithm ("": the library's choice), as times the default's; of
+    ranks on one host, unless there are so many on each."""
+    ranks = hosted(n, per_host or n)
     worlds, records = [], []
     for cycle in range(launches):
         for algorithm, factor in factors.items():
             index = len(worlds)
             env = ((ALGORITHM, algorithm),) if algorithm else ()
-            worlds.append(world(index, env=env, n=n, library="Tiny 1.0", ranks=hosted(n, n)))
+            worlds.append(world(index, env=env, n=n, library="Tiny 1.0", ranks=ranks))
             for size in SIZES:
                 median = 1e6 * factor * (1 + 0.004 * ((cycle * 7 + index) % 5))
                 what = case(size, env=env, cycle=cycle, n=n)
@@ -237,6 +245,7 @@ def test_a_verification_removes_what_does_not_hold(
         return confirm.Verified(kept, (why,), (), code)
 
     monkeypatch.setattr(confirm, "verify_advice", verify)
+    monkeypatch.setattr(evidence.environment, "gather_facts", lambda: ENVIRONMENT)
     done = inside("advise", str(runs), "--verify", "--budget", "90s", "--oversubscribed")
     assert done.returncode == 3
     assert done.stdout.startswith("nothing could be verified: rank 1 differs\n")
@@ -255,6 +264,39 @@ def test_a_verification_removes_what_does_not_hold(
     assert "Tiny's rules cannot hold this advice: it knows no 16 ranks" in done.stderr
     assert json.loads(Path("a.json").read_text())["removed"]
     assert not Path("rules.tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "here", "message"),
+    [
+        ({"per_host": 2}, {}, "the advice is for several hosts"),
+        ({}, {"kernel": "7.0"}, "run run: the software differs: kernel 6.1.0 -> 7.0"),
+        ({}, {"product": "KVM"}, "run run: the machines differ: product"),
+        ({}, {"variables": {"UCX_TLS": "tcp"}}, "the settings differ: variables.UCX_TLS"),
+        ({"environment": {**ENVIRONMENT, "variables": {ALGORITHM: "0"}}}, {}, ""),
+    ],
+)
+def test_advice_for_elsewhere_is_not_verified_here(
+    inside,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    here: dict[str, Any],
+    message: str,
+) -> None:
+    """Variables that are settings may differ: the file takes their place."""
+    verified: list[Any] = []
+
+    def verify(advised: Any, request: Any) -> Any:
+        verified.append(request)
+        return confirm.Verified(advised, (), (), Exit.OK)
+
+    monkeypatch.setattr(confirm, "verify_advice", verify)
+    monkeypatch.setattr(evidence.environment, "gather_facts", lambda: {**ENVIRONMENT, **here})
+    write(swept({"": 1.0, "ring": 0.8}, **fields), tmp_path)
+    done = inside("advise", str(tmp_path), "--verify")
+    assert done.returncode == (2 if message else 0), done.stderr
+    assert message in done.stderr and bool(verified) is not bool(message)
 
 
 @pytest.mark.parametrize("factors", [{"ring": 0.5}, {"": 1.0, "ring": 1.0}])

@@ -519,6 +519,18 @@ def test_the_newest_alone_are_deleted_where_last_says_how_many(bare) -> None:
     assert row["tag"] == "first"
 
 
+def test_only_runs_that_are_listed_are_deleted(bare, home: Path) -> None:
+    for tag in ("sound", "damaged"):
+        bare("barrier", *MODEL, "--tag", tag)
+    sound, damaged = sorted((home / "runs").iterdir())
+    damaged.write_text(damaged.read_text() + "no line of a run\n")
+    assert "left out: " in bare("runs", "barrier").stderr
+    done = bare("runs", "barrier", "--delete", "--yes")
+    assert (done.returncode, sound.exists(), damaged.exists()) == (Exit.OK, False, True)
+    assert f"not deleted: {damaged}, line " in done.stderr
+    assert f"hint: rm {damaged} deletes it" in done.stderr and "deleted 1 run" in done.stderr
+
+
 def test_a_run_that_is_being_measured_is_not_deleted(bare, home: Path) -> None:
     bare("all_reduce", "--sizes", "1K", "-g", "2", "--backend", "model", "--tag", "going")
     (path,) = (home / "runs").iterdir()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from factories import make_file, write
 
 SWEEP = ("-b", "8", "-e", "8", "-g", "2", "--backend", "model")
 DRY = (*SWEEP, "--dry-run")
@@ -246,6 +247,49 @@ def test_a_value_that_cannot_be_or_has_no_effect_is_refused(bare, words, says: s
     done = bare(*words)
     assert done.returncode == (2 if says else 0), done.stderr
     assert says in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("p2p", "-b", "64", "--pairs", "all", "--env", "X=1"), "-b, --pairs, --env have"),
+        (("p2p", "--no-save"), "--no-save has"),
+        (("lifecycle", "--kill", "1", "--launches", "2"), "--kill, --launches have"),
+        (("pairs", "--one-way", "--resume", "@last"), "--one-way, --resume have"),
+        (("order", "-d", "half", "--budget", "60s"), "-d, --budget have"),
+        (("overlap", "--with", "copy"), "--with has"),
+    ],
+)
+def test_an_option_about_measuring_is_refused_where_a_recorded_run_is_shown(
+    bare, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    command, *options = words
+    path = str(write(make_file([]), tmp_path))
+    done = bare(command, path, *options)
+    assert done.returncode == 2
+    assert f"collbench: {said} no effect where a recorded run is shown" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("p2p", "--format", "csv"),
+        ("lifecycle", "--format", "md"),
+        ("pairs", "--topology", "racks.toml"),
+        ("order", "--require", "proved", "--like", "run.jsonl"),
+        ("overlap", "--format", "md"),
+    ],
+)
+def test_what_has_an_effect_where_a_recorded_run_is_shown_is_taken(
+    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """The run has nothing of the kind, which is told after options."""
+    monkeypatch.chdir(tmp_path)
+    Path("racks.toml").write_text('[hosts]\nnode0 = "rack1"\n')
+    command, *options = words
+    done = inside(command, str(write(make_file([]), tmp_path)), *options)
+    assert done.returncode == 2
+    assert "run has " in done.stderr and "no effect" not in done.stderr
 
 
 def test_a_counted_step_is_written_where_output_says(bare, tmp_path: Path) -> None:

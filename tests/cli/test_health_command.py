@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, SUITE, night, nightly, saved
+from factories import ENVIRONMENT, SUITE, night, nightly, ranks, saved
 from forked import Server
 
 from collbench.cli import main as commands
@@ -29,6 +29,7 @@ from collbench.features.health import night as judging
 from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
+from collbench.records import run_file
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
@@ -230,7 +231,7 @@ def test_usage_errors_are_one_line(
 ) -> None:
     kept(home)
     code, _, err = said(*args)
-    age = " days old", "collbench run nightly measures one"  # of the night that was kept
+    age = "no night of ", " days old", "collbench run nightly measures one"  # which was kept
     lines = [line for line in err.splitlines() if not any(words in line for words in age)]
     assert code == Exit.USAGE and message in lines[0] and "Traceback" not in err
 
@@ -623,10 +624,53 @@ def test_the_last_night_is_judged_whatever_was_run_since(said: Said, home: Path)
     assert re.search(r"the last night is [\d,]+ days old \(20260102-night\)", err)
 
 
+def kept_today(home: Path, name: str, host: str, days: int = 0) -> None:
+    """A night whose ranks were on this host, so many days ago."""
+    started = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    kept(home, name, worlds={"ranks": ranks([host] * 4)}, started=started)
+
+
 def test_a_night_of_today_is_not_said_to_be_old(said: Said, home: Path) -> None:
-    made = kept(home)
-    saved(replace(made, run=replace(made.run, started=datetime.now(UTC).isoformat())), home)
+    kept_today(home, "20260102-night", environment.host_name())
     assert said("--no-history", "--format", "json")[2] == ""
+
+
+def test_of_nights_of_many_hosts_this_hosts_own_is_judged_and_named(said: Said, home: Path) -> None:
+    """As where all nodes keep their runs in one folder."""
+    host = environment.host_name()
+    kept_today(home, "20260101-own", host, days=1)
+    kept_today(home, "20260102-other", "another")
+    _, out, err = said("--no-history", "--format", "json")
+    assert json.loads(out)["runs"] == ["20260101-own"]
+    assert f"20260101-own, the last night of {host}; 20260102-other is of another" in err
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_host_without_a_night_of_its_own_judges_the_last_of_others(
+    said: Said, home: Path, own: bool
+) -> None:
+    """As a cluster's head node does, even if it was measured some day."""
+    if own:
+        kept_today(home, "20250101-own", environment.host_name(), days=health.OWN_DAYS + 1)
+    kept_today(home, "20260101-other", "another", days=1)
+    kept_today(home, "20260102-other", "another")
+    _, out, err = said("--no-history", "--format", "json")
+    assert json.loads(out)["runs"] == ["20260102-other"]
+    assert err.endswith("is saved: this is about 20260102-other, of another\n")
+
+
+def test_only_as_many_runs_are_read_as_are_needed_to_find_the_own_one(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        kept_today(home, f"2026010{number}-night", environment.host_name())
+    read: list[Path] = []
+    first = run_file.read_first_world
+    monkeypatch.setattr(
+        run_file, "read_first_world", lambda path: (read.append(path), first(path))[1]
+    )
+    said("--no-history")
+    assert [path.stem for path in read] == ["20260104-night"]
 
 
 def test_where_there_is_no_night_the_last_run_is_judged_and_that_is_told(

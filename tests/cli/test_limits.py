@@ -106,6 +106,17 @@ def test_a_suite_may_want_busbw(bare, tmp_path: Path) -> None:
     assert done.returncode == 3 and "1 GiB" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["NCCL_TESTS_MIN_BW", "NCCL_TESTS_DEVICE", "NCCL_TESTS_SPLIT"])
+def test_a_suite_says_that_it_takes_no_variable_of_nccl_tests(
+    bare, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    args = ("run", "pr", "--backend", "model", "--dry-run")
+    assert name not in bare(*args).stderr
+    monkeypatch.setenv(name, "4")
+    done = bare(*args)
+    assert (done.returncode, done.stderr.count(f"{name}: no variable")) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("limits", "code"),
     [(("8", "8"), 0), (("8", "8@1G"), 3), (("10", "8@1G"), 1), (("8@1G", "10"), 1)],

@@ -23,7 +23,7 @@ from collbench.cli.main import main
 from collbench.features.health.findings import Finding, Subject, Verdict
 from collbench.features.health.views import health
 from collbench.features.recipes.command import MARK, RECIPES, read_recipe
-from collbench.records.types import FirstWrong, Record
+from collbench.records.types import End, FirstWrong, Record
 from collbench.show import programs
 
 Done = subprocess.CompletedProcess[str]
@@ -64,8 +64,14 @@ def verdict(*hosts: str, **fields: Any) -> Verdict:
         for host in hosts
     ]
     given: dict[str, Any] = {"state": "unhealthy", "summary": "wrong data", "checks": ()}
-    given |= {"findings": findings, "runs": ["run"], "hosts": hosts or ("node1",), **fields}
+    given |= {"findings": findings, "runs": ["run"], "hosts": hosts or ("node1",)}
+    given |= {"ended": ended_before(60), **fields}
     return Verdict(**given)
+
+
+def ended_before(seconds_ago: float) -> str:
+    when = time.gmtime(time.time() - seconds_ago)
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", when)
 
 
 def as_json(made: Verdict) -> str:
@@ -283,11 +289,27 @@ def test_a_reason_with_control_characters_stays_one_line(
 ) -> None:
     tools.add("scontrol")
     blamed = [{"host": "node1", "reasons": ["a\nNodeName=node2\x1b[31m", "b" * 1000]}]
-    given = json.dumps({"schema": 1, "state": "unhealthy", "blamed": blamed})
+    given = json.dumps(
+        {"schema": 1, "state": "unhealthy", "blamed": blamed, "ended": ended_before(60)}
+    )
     assert drain(recipe, tools, given, "slurm").returncode == 0
     reason = tools.calls[2][4]
     assert reason.startswith("Reason=collbench: a NodeName=node2 [31m; bbb")
     assert reason.isprintable() and len(reason) < 270
+
+
+@pytest.mark.parametrize("ended", ["2026-01-02T03:04:05+00:00", "", "yesterday"])
+def test_nothing_is_drained_by_runs_of_an_earlier_day(
+    recipe: Callable[[str], Path], tools: Tools, ended: str
+) -> None:
+    """As where nothing was measured since, and the node was repaired."""
+    tools.add("scontrol", "NodeName=node1 State=IDLE")
+    done = drain(recipe, tools, as_json(verdict("node1", ended=ended)), "slurm")
+    assert (done.returncode, tools.calls) == (1, [])
+    assert "longer ago than --max-age; nothing is done" in done.stderr
+    given = as_json(verdict("node1", ended=ended_before(25 * 3600)))
+    assert drain(recipe, tools, given, "slurm", "--max-age", "26").returncode == 0
+    assert len(tools.calls) == 3
 
 
 def test_more_hosts_than_most_are_left_to_people(
@@ -392,7 +414,7 @@ def test_a_chat_gets_the_findings_and_no_name_calls_people(
     ((kind, body),) = server.posts
     assert kind == "application/json" and body.keys() == {"text"}
     first, second = body["text"].splitlines()
-    assert first == "collbench (node1): unhealthy: wrong data"
+    assert first.startswith("collbench (node1): unhealthy: wrong data (runs until 20")
     assert second.startswith("critical: node1: has wrong data &lt;!channel&gt; &amp; 'quoted'")
 
 
@@ -470,11 +492,6 @@ def write_verdict(path: Path, made: Verdict) -> None:
     path.write_text(programs.render_prometheus(health.make_document(made)))
 
 
-def ended_before(seconds_ago: float) -> str:
-    when = time.gmtime(time.time() - seconds_ago)
-    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", when)
-
-
 @pytest.mark.parametrize("host", ["node1", "node1.example.org"])
 def test_a_blamed_node_fails_its_check_and_no_other(
     recipe: Callable[[str], Path], tmp_path: Path, host: str
@@ -506,7 +523,7 @@ def test_a_verdict_that_is_old_or_missing_fails_nothing(
     assert check_node(script, "node1", file).endswith("too old\nrc 0\n")
     assert "DIED" in check_node(script, "node1", file, str(4 * 86400))
     find_mark("node1", file).unlink()
-    write_verdict(file, verdict("node1"))  # nobody knows when
+    write_verdict(file, verdict("node1", ended=""))  # nobody knows when
     assert check_node(script, "node1", file).endswith("too old\nrc 0\n")
     file.write_text("")
     assert check_node(script, "node1", file).endswith("rc 0\n")
@@ -552,7 +569,8 @@ def test_health_drains_the_only_node_where_data_was_wrong(
 
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     alone = {"ranks": ranks(["node1"] * 4)}
-    saved(night(change=corrupt, worlds=alone), tmp_path)
+    made = night(change=corrupt, worlds=alone)
+    saved(msgspec.structs.replace(made, end=End(exit=7, ended=ended_before(60))), tmp_path)
     tools.add("scontrol")
     script = tmp_path / "drain.py"
     script.write_text(read_recipe("drain"))

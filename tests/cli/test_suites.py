@@ -202,6 +202,12 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(bare, whole: Path) -> None:
     assert len(cases) == len(set(cases)) == 6
 
 
+def test_a_run_goes_on_within_a_budget(bare, whole: Path) -> None:
+    cut(whole, 5)
+    done = bare("run", "--resume", str(whole), "--budget", "1m", "--dry-run")
+    assert done.returncode == 0 and "is shared out among these" in done.stderr, done.stderr
+
+
 def test_a_complete_run_is_left_alone(bare, whole: Path) -> None:
     before = whole.read_bytes()
     done = bare("run", "--resume", str(whole))
@@ -267,6 +273,12 @@ def test_a_run_that_another_process_went_on_with_since_it_was_read_is_refused(wh
     with pytest.raises(UsageError, match="has changed since it was read"):
         resumption.reopen_writer(before)
     resumption.reopen_writer(run_file.read_file(whole)).close()  # neither torn nor locked
+
+
+def test_a_run_that_goes_on_is_not_read_again(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_file.read_file(whole)
+    monkeypatch.setattr(run_file, "read_file", lambda _: pytest.fail("read again"))
+    resumption.reopen_writer(before).close()
 
 
 def test_runs_of_a_single_collective_go_on_too(bare) -> None:

@@ -452,8 +452,8 @@ def describe_asked(seen: dict[Cell, list[Seen]]) -> str:
     """How many trials could fail each check."""
     hit = [(cell, trial) for cell, trials in seen.items() for trial in trials if trial.hit]
     asked = {name: sum(name in checked(*each) for each in hit) for name in CHECKS}
-    numbers = ", ".join(f"{name} of {number}" for name, number in asked.items())
-    return f"Of {len(hit)} such trials in all these were asked: {numbers}."
+    numbers = ", ".join(f"{name} {number}" for name, number in asked.items())
+    return f"Of {len(hit)} trials whose fault came in time, so many could fail a check: {numbers}."
 
 
 def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse.Namespace) -> str:
@@ -474,19 +474,18 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
             f" --seed {asked.seed} --at-once {asked.at_once}` on {'; '.join(machines)}, {days};"
             f" -T {TIMEOUT}.{shm}",
             "",
-            "A number is of trials in which the fault came in time, and which could fail the check;"
-            f" bold where it is not all of these, - where there is none. {describe_asked(seen)}"
-            " Where it came too late, a run that did not end well by itself, or left"
-            " something, makes the number of those bold. Median s: from the fault to the end of"
-            f" the command, which may take {LIMIT} s, and 30 s more of torchrun, which waits that"
-            " long for a stopped rank that has not reached the others. Where a rank needs no more"
-            " memory, its limit does nothing, and exit code 0 is right. Of a launcher's world any"
-            " exit code but 0 is right, and any at all while it leaves, the launcher may be who"
-            " names the rank, and it is rank 0 that writes the run's file: where that is stopped or"
-            " a launcher ends it, its last"
-            " line may be no end, which --resume makes good. What a killed collbench leaves in"
-            " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
-            " not counted then.",
+            "A number is how many trials passed the check, of those whose fault came in time and"
+            " that could fail it: `1 of 2` where not all could, bold where any failed, - where none"
+            f" could. {describe_asked(seen)} Where a fault came too late, a run that did not end"
+            " well by itself, or left something, makes the number of those bold. Median s: from the"
+            f" fault to the end of the command, which may take {LIMIT} s, and 30 s more of"
+            " torchrun, which waits that long for a stopped rank that has not reached the others."
+            " Where a rank needs no more memory, its limit does nothing, and exit code 0 is right."
+            " Of a launcher's world any exit code but 0 is right, and any at all while it leaves,"
+            " the launcher may be who names the rank, and it is rank 0 that writes the run's file:"
+            " where that is stopped or a launcher ends it, its last line may be no end, which"
+            " --resume makes good. What a killed collbench leaves in TMPDIR is to be gone after the"
+            " next start; Open MPI's own segments in /dev/shm are not counted then.",
             "",
             *table(seen),
             "",

@@ -71,9 +71,7 @@ def test_checks_that_a_trial_cannot_fail_are_counted_nowhere() -> None:
     harmless = faults.Seen(True, 0, "", 0.1, {k: k != faults.OTHERS for k in every})
     line = [*faults.table({hit: [right, harmless]})][-1]
     assert line.endswith("| 2 | 0 | 0.1 | 2 | 2 | 1 of 1 | **1** | 2 | 2 | 2 | 2 |")
-    assert f"{faults.RIGHT} of 1, {faults.OTHERS} of 2" in faults.describe_asked(
-        {hit: [right, harmless]}
-    )
+    assert f"{faults.RIGHT} 1, {faults.OTHERS} 2" in faults.describe_asked({hit: [right, harmless]})
 
 
 def test_the_report_on_faults_counts_only_what_was_asked() -> None:

@@ -35,7 +35,8 @@ def no_generator(n, cells):
 
 from collbench.core.algorithms import Algorithm
 
-ROW = Algorithm("row", "all_reduce", line, "who described it")
+ROW = Algorithm("row", "allreduce", line, "who described it")
+TYPO = ROW._replace(collective="all_redcue")
 """
 
 
@@ -207,7 +208,10 @@ def test_reading_a_run_loads_no_file(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["./gone.py:line", "./line.py:lin", "./line.py:no_generator", "./line.py:line:speed=3"],
+    [
+        *("./gone.py:line", "./line.py:lin", "./line.py:no_generator", "./line.py:line:speed=3"),
+        "./line.py:TYPO",
+    ],
 )
 def test_what_is_no_algorithm_is_refused(folder: Path, word: str) -> None:
     with pytest.raises(UsageError):
@@ -245,6 +249,11 @@ def test_two_files_of_one_name_are_refused(folder: Path) -> None:
     (folder / "other/line.py").write_text((folder / "line.py").read_text())
     with pytest.raises(UsageError):
         algorithms.add_file("other/line.py:line", "all_reduce")
+
+
+def test_a_rows_collective_that_there_is_not_is_named_with_the_row(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"line\.py:TYPO: unknown collective 'all_redcue'"):
+        algorithms.add_file("./line.py:TYPO")
 
 
 def test_a_generator_needs_a_collective_that_the_command_names(folder: Path) -> None:

@@ -89,8 +89,8 @@ def test_every_reduction_is_right_for_every_datatype_or_refused(
 ) -> None:
     swept = expand_axes(
         Axes(
-            collectives=("all_reduce",),
-            algorithms=(algorithm,),
+            collectives=("all_reduce", "scan"),
+            algorithms=(algorithm, "chain"),
             backends=(backend,),
             ranks=(2,),
             sizes=(8 * 33,),

@@ -20,7 +20,7 @@ def job(rank: int, port: int, folder: str) -> None:
     """Two operations that all call, then one that rank 1 has not called when the others have, and
     then calls with another size: what the recorder has is written at both times."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"TORCH_FR_BUFFER_SIZE": "100"}
+    os.environ |= {"TORCH_NCCL_TRACE_BUFFER_SIZE": "100"}
     import torch
     import torch.distributed as dist
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core.errors import CannotRun, Exit, UsageError
-from collbench.run import values
+from collbench.run import refusal, values
 from collbench.run.values import build_case, run_collective
 from collbench.survive.signals import interrupts
 
@@ -33,6 +33,14 @@ def test_sums_beyond_32_bits_and_infinite_ones_are_shown() -> None:
     assert found[1].send == [4_000_000_000]
     found = run_collective("all_reduce", "native", "gloo", [[1e308], [1e308]])
     assert found[0].send == [float("inf")]
+
+
+def test_a_backend_that_does_nothing_in_place_is_shown_out_of_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusal, "refuse_anywhere", lambda case: "not in place" * case.in_place)
+    found = run_collective("all_reduce", "ring", "shm", [[1, 2], [3, 4]])
+    assert found == [([1, 2], [4, 6]), ([3, 4], [4, 6])]
 
 
 def test_what_the_backend_cannot_do_is_refused() -> None:

@@ -184,7 +184,11 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     that are defaults of its arguments."""
     loaded = user_algorithm.load()
     if isinstance(loaded, Algorithm):
-        return loaded._replace(name=user_algorithm.label)
+        try:
+            collective = find_collective(loaded.collective).name
+        except UsageError as e:
+            raise UsageError(f"{user_algorithm.label}: {e.message}", e.hint) from e
+        return loaded._replace(name=user_algorithm.label, collective=collective)
     if not inspect.isgeneratorfunction(loaded):
         raise UsageError(
             f"{user_algorithm.label} is no generator of steps",
@@ -222,23 +226,41 @@ def describe_spelling(algorithm: Algorithm) -> str:
     return algorithm.name + "".join(f"[:{key}=N]" for key in algorithm.parameters) + also
 
 
+def split_settings(text: str) -> tuple[str, list[str]]:
+    """The name of an algorithm as given, which may have a colon itself, and its settings: ``chain``
+    and ``segments=64``. A '-' stands for '_', but for an algorithm of a file."""
+    name, *settings = re.split(r":(?=\w+=)", text)
+    return name if algorithm_files.WORD.fullmatch(name) else name.replace("-", "_"), settings
+
+
+def look_up_algorithm(owner: str, text: str) -> Algorithm | None:
+    """The algorithm of collective ``owner`` that ``text`` names, whatever its settings."""
+    word, _ = split_settings(text)
+    named = (row for row in list_algorithms(owner) if word in (row.name, *row.aliases))
+    return next(named, None)
+
+
+def spell_algorithm(text: str, owner: str = "") -> str:
+    """The text with the algorithm's proper name in it: that of collective ``owner``, or where this
+    has none, the name as given, in one spelling."""
+    algorithm = look_up_algorithm(owner, text)
+    word, settings = split_settings(text)
+    return ":".join([algorithm.name if algorithm else word, *settings])
+
+
 def find_variant(name: str, text: str) -> Variant:
     """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or
     ``chain:segments=64``."""
     owner = find_collective(name).name
-    if (owner, text) in list_catalogue():  # a name that has a colon itself
-        return Variant(list_catalogue()[owner, text])
-    word, *settings = text.split(":")
-    word = word.replace("-", "_")
-    match = algorithm_files.WORD.fullmatch(text)
-    if match:  # its name has a colon, too
-        word, settings = f"{match['path']}:{match['name']}", settings[1:]
-    algorithm = next(
-        (row for row in list_algorithms(owner) if word in (row.name, *row.aliases)), None
-    )
+    algorithm = look_up_algorithm(owner, text)
+    word, settings = split_settings(text)
+    head, _, setting = word.rpartition(":")
+    if algorithm is None and (algorithm := look_up_algorithm(owner, head)):
+        word, settings = head, [setting]
     if algorithm is None:
         names = [row.name for row in list_algorithms(owner)]
         hint = suggest_name(word, names) or f"one of {', '.join(names)}"
+        match = algorithm_files.WORD.fullmatch(text)
         file = match["path"] if match else text
         path = file if "/" in file else f"./{file}"
         if match:

@@ -280,11 +280,14 @@ def verify(
         raise UsageError(
             f"--verify: {form.title} cannot hold this advice: {reason}", "--for words can"
         )
-    measured = next(file for file in files if file.run.id in evidence.runs)
-    policy = msgspec.structs.replace(measured.run.policy, fresh=False, max_seconds=None)
+    pooled = [file for file in files if file.run.id in evidence.runs]
+    refuse_elsewhere(advised, pooled)
+    axes = schedule.make_axes(evidence.cases)
+    policy = msgspec.structs.replace(pooled[0].run.policy, fresh=False, max_seconds=None)
     request = schedule.VerifyRequest(
         format=form,
-        axes=schedule.make_axes(evidence.cases),
+        axes=axes,
+        forms=schedule.count_forms(axes),
         command=sys.argv,
         policy=policy,
         budget=budget,
@@ -302,6 +305,24 @@ def verify(
     if verified.code == Exit.WRONG_DATA:
         extras = extras._replace(wrong=verified.wrong)
     return verified.advised, extras, verified.code
+
+
+def refuse_elsewhere(advised: Advised, files: Sequence[RunFile]) -> None:
+    """Raises UsageError where ranks of this host cannot verify the advice: it is of several hosts,
+    or its runs are of another machine, software or settings."""
+    from collbench.core.text import plain_line
+    from collbench.features.advise.evidence import explain_elsewhere
+
+    if any(row.series.nodes > 1 for row in (*advised.rows, *advised.fills)):
+        raise UsageError(
+            "--verify: the advice is for several hosts, and ranks would all be on this one",
+            "leave --verify out, and take the file's exports as a side of another ab",
+        )
+    if why := explain_elsewhere(files):
+        raise UsageError(
+            f"--verify would measure something else than {plain_line(why)}",
+            "verify where runs were measured, or measure anew here",
+        )
 
 
 def describe_machines(files: Sequence[RunFile]) -> dict[str, str]:

@@ -100,8 +100,8 @@ Rivals = dict[Setting, Measured]
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that advice rests on. ``refused`` are cells in which nothing may be judged, with the
     reason; ``shared`` those whose ranks share cores. ``device`` is the model of all GPUs, empty
-    where there is not one. ``cases`` are those of the default in the form measured first; ``forms``
-    are all forms of it in words."""
+    where there is not one. ``cases`` are those of the default in all forms; ``forms`` are these in
+    words. ``exported`` are variables that runs were started with."""
 
     library: Library
     version: str
@@ -118,6 +118,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Case, ...] = ()
     hosts: tuple[str, ...] = ()
     forms: str = ""
+    exported: Variables = ()
 
     @property
     def title(self) -> str:
@@ -188,7 +189,12 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         device=find_device(ours),
         hosts=tuple(dict.fromkeys(plain_line(rank.host) for w in ours for rank in w.ranks)),
         forms=describe_forms(key[1] for key in gathered if key[2] == default),
-        cases=_list_cases(gathered, default),
+        cases=tuple(
+            msgspec.structs.replace(found[0].case, env=())
+            for key, found in gathered.items()
+            if key[2] == default
+        ),
+        exported=_list_exported(pooled),
     )
 
 
@@ -205,18 +211,6 @@ def find_device(worlds: Sequence[World]) -> str:
         sides.DEVICE.sub("", rank.device) if rank.gpu else "" for w in worlds for rank in w.ranks
     }
     return models.pop() if len(models) == 1 else ""
-
-
-def _list_cases(
-    gathered: Mapping[tuple[Cell, Form, Setting], Sequence[Row]], default: Setting
-) -> tuple[Case, ...]:
-    """The cases of the default in the form that it was measured in first."""
-    keys = [key for key in gathered if key[2] == default]
-    return tuple(
-        msgspec.structs.replace(gathered[key][0].case, env=())
-        for key in keys
-        if key[1] == keys[0][1] or key[0].series.collective != keys[0][0].series.collective
-    )
 
 
 def pool_runs(files: Sequence[RunFile]) -> tuple[list[RunFile], list[str]]:
@@ -259,7 +253,7 @@ def explain_unlike(first: RunFile, other: RunFile) -> str:
     empty string: another machine, other software, or variables that are no settings of a side."""
     backends = first.backends & other.backends
     settings = _list_own(first) | _list_own(other)
-    facts, other_facts = (_list_facts(file, settings) for file in (first, other))
+    facts, other_facts = (_list_facts(file.run.environment, settings) for file in (first, other))
     differences = environment.find_differences(facts, other_facts, backends)
     if differences:
         return environment.explain_differences(differences)
@@ -270,16 +264,28 @@ def explain_unlike(first: RunFile, other: RunFile) -> str:
     return ""
 
 
+def explain_elsewhere(files: Sequence[RunFile]) -> str:
+    """The reason why launches from here may not be set against those of some runs, or an empty
+    string: as explain_unlike has it, by what is known before ranks start."""
+    here = environment.gather_facts()
+    for file in files:
+        settings = _list_own(file)
+        facts, other_facts = (_list_facts(each, settings) for each in (file.run.environment, here))
+        if differences := environment.find_differences(facts, other_facts, file.backends):
+            return f"run {file.run.id}: {environment.explain_differences(differences)}"
+    return ""
+
+
 def _list_own(file: RunFile) -> set[str]:
     """The variables that are a setting: of a run's side, or those that its libraries know."""
     return {name for name, _ in list_variant(file)} | list_known(file)
 
 
-def _list_facts(file: RunFile, settings: Collection[str]) -> dict[str, Any]:
-    """The facts of a run's environment without variables that are ``settings``."""
-    variables = file.run.environment.get("variables") or {}
+def _list_facts(facts: Mapping[str, Any], settings: Collection[str]) -> dict[str, Any]:
+    """The facts of an environment without variables that are ``settings``."""
+    variables = facts.get("variables") or {}
     return {
-        **file.run.environment,
+        **facts,
         "variables": {name: value for name, value in variables.items() if name not in settings},
     }
 
@@ -343,6 +349,17 @@ def read_setting(row: Row, library: Library, known: Collection[str]) -> Setting:
     if env and details:
         env = library.reduce(case.collective, tuple(sorted((details | given).items())))
     return Setting(backend=case.backend, algorithm=case.algorithm, env=env)
+
+
+def _list_exported(files: Sequence[RunFile]) -> Variables:
+    """The variables that runs were started with, but for those of a side."""
+    exported = {
+        (name, str(value))
+        for file in files
+        for name, value in (file.run.environment.get("variables") or {}).items()
+        if name not in dict(list_variant(file))
+    }
+    return tuple(sorted(exported))
 
 
 def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> list[str]:

@@ -573,13 +573,34 @@ def _explain_cell(
     if cell in evidence.refused:
         return base._replace(why=evidence.refused[cell])
     if not defaults:
-        return base._replace(why="the library's own choice was not measured")
+        return base._replace(why=_explain_no_default(evidence, cell))
     fault = next((each.fault for each in defaults if each.fault), "")
     if fault or not any(each.logs for each in defaults):
         return base._replace(why=f"the library's own choice {fault or 'has no time'}")
     if not standings:
         return base._replace(why="no other setting was measured")
     return _explain_standings(evidence, base, standings)
+
+
+def _explain_no_default(evidence: Evidence, cell: Cell) -> str:
+    """Why nothing is known of the library's own choice in a cell: variables that were exported are
+    part of all settings of it."""
+    why = "the library's own choice was not measured"
+    settings = [
+        dict(setting.env)
+        for rivals in evidence.cells[cell].values()
+        for setting in rivals
+        if msgspec.structs.replace(setting, env=()) == evidence.default
+    ]
+    exported = [
+        f"{name}={value}"
+        for name, value in evidence.exported
+        if settings and all(name in env for env in settings)
+    ]
+    if not exported:
+        return why
+    was, it = ("was", "it") if len(exported) == 1 else ("were", "them")
+    return f"{why}, as {' and '.join(exported)} {was} exported; unset {it}"
 
 
 def _explain_standings(
@@ -626,8 +647,8 @@ def _explain_open(name: str, outcome: Outcome) -> str:
             f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
         )
     more = f"; about {format_count(outcome.lacking, 'more launch')} would decide"
-    may = f"launches scatter too much: {name} may save {gain.hi:.0%}"
-    return may + more * bool(outcome.lacking)
+    may = f"{name} may save between {gain.lo:.0%} and {gain.hi:.0%} at {format_size(gain.nbytes)}"
+    return f"launches scatter too much: {may}" + more * bool(outcome.lacking)
 
 
 def _explain_few(contest: Contest) -> str:

@@ -311,20 +311,23 @@ class Stay(NamedTuple):
         return format_sizes(first, last)
 
     @property
+    def most(self) -> Unadvised:
+        """The cell where a setting gains most."""
+        return max(self.cells, key=lambda cell: cell.best.gain if cell.best else -math.inf)
+
+    @property
     def why(self) -> str:
-        """The reason, in full as it is of the cell where most may be gained."""
-        return max(self.cells, key=lambda cell: cell.best.hi if cell.best else -math.inf).why
+        """The reason, in full as it is of the cell where a setting gains most."""
+        return self.most.why
 
     @property
     def best(self) -> str:
         """The setting that gains most, with its gain."""
-        able = [cell for cell in self.cells if cell.best]
-        if not able:
+        cell = self.most
+        if cell.best is None:
             return ""
-        most = max(able, key=lambda cell: cell.best.gain if cell.best else 0.0)
-        assert most.best
-        where = f" at {_round_size(most.cell.nbytes)}" if len(self.cells) > 1 else ""
-        return f"{most.best_name}: {describe_gain(most.best)}{where}"
+        where = f" at {_round_size(cell.cell.nbytes)}" if len(self.cells) > 1 else ""
+        return f"{cell.best_name}: {describe_gain(cell.best)}{where}"
 
 
 def _kind_of(cell: Unadvised) -> str:

@@ -1,10 +1,12 @@
 """The calls of both forms on one rank, with the data that they give and must give back.
 
-Data are bytes drawn by rank and filling; sums of them wrap, and so are exact in any order.
+Data are bytes drawn by rank, part and filling, so that nobody draws parts of others that it does
+not receive; sums of them wrap, and so are exact in any order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,9 +31,9 @@ class Place(NamedTuple):
     device: Any
     seed: int
 
-    def draw(self, rank: int, filling: int, nbytes: int) -> np.ndarray:
-        """The bytes that a rank gives."""
-        return np.random.default_rng([self.seed, filling, rank]).integers(
+    def draw(self, rank: int, filling: int, nbytes: int, part: int = 0) -> np.ndarray:
+        """The bytes that a rank gives; where it gives several parts, one of them."""
+        return np.random.default_rng([self.seed, filling, rank, part]).integers(
             0, 256, nbytes, dtype=np.uint8
         )
 
@@ -61,7 +63,7 @@ def _expect_objects(form: Form, place: Place, filling: int) -> np.ndarray:
     """What a rank has in the end: of scatter its part of rank 0's, of gather all at rank 0."""
     nbytes = form.nbytes
     if form.collective == "scatter":
-        return place.draw(0, filling, place.n * nbytes)[place.rank * nbytes :][:nbytes]
+        return place.draw(0, filling, nbytes, place.rank)
     if form.collective == "broadcast":
         return place.draw(0, filling, nbytes)
     if form.collective == "gather" and place.rank:
@@ -71,8 +73,10 @@ def _expect_objects(form: Form, place: Place, filling: int) -> np.ndarray:
 
 def _draw_input(form: Form, place: Place, filling: int) -> np.ndarray:
     """What a rank gives: of scatter, rank 0 a part for each."""
-    parts = place.n if form.collective == "scatter" else 1
-    return place.draw(place.rank, filling, parts * form.nbytes)
+    parts = place.n if form.collective == "scatter" and place.rank == 0 else 1
+    return np.concatenate(
+        [place.draw(place.rank, filling, form.nbytes, part) for part in range(parts)]
+    )
 
 
 def _of_objects(form: Form, place: Place) -> Side:
@@ -140,28 +144,31 @@ def _of_tensors(form: Form, place: Place) -> Side:
     return Side(call, received, fill, lambda filling: _expect_objects(form, place, filling))
 
 
+def _draw_part(form: Form, place: Place, rank: int, filling: int, part: int = 0) -> np.ndarray:
+    """What a rank gives, a row for each call; of reduce_scatter the part of one receiver."""
+    shape = form.together, form.nbytes
+    return place.draw(rank, filling, math.prod(shape), part).reshape(shape)
+
+
 def _expect_coalesced(form: Form, place: Place, filling: int) -> np.ndarray:
-    k, nbytes, n = form.together, form.nbytes, place.n
-    width = n * nbytes if form.collective == "reduce_scatter" else nbytes
-    given = np.stack([place.draw(rank, filling, k * width).reshape(k, width) for rank in range(n)])
-    if form.collective == "all_reduce":
-        result = given.sum(axis=0, dtype=np.uint8)
-    elif form.collective == "all_gather":
-        result = given.transpose(1, 0, 2)
-    elif form.collective == "sendrecv":
-        result = given[place.rank - 1]
-    else:
-        start = place.rank * nbytes
-        result = given.sum(axis=0, dtype=np.uint8)[:, start : start + nbytes]
-    return np.ascontiguousarray(result).reshape(-1)
+    if form.collective == "sendrecv":
+        return _draw_part(form, place, (place.rank - 1) % place.n, filling).reshape(-1)
+    part = place.rank if form.collective == "reduce_scatter" else 0
+    given = (_draw_part(form, place, rank, filling, part) for rank in range(place.n))
+    if form.collective == "all_gather":
+        return np.concatenate([*given], axis=1).reshape(-1)
+    total = np.zeros((form.together, form.nbytes), np.uint8)
+    for values in given:
+        total += values
+    return total.reshape(-1)
 
 
 def _coalesced(form: Form, place: Place, in_one: bool) -> Side:
     """All calls in one where ``in_one``, else one after the other."""
     k, n, name, group = form.together, place.n, form.collective, place.group
-    width = n * form.nbytes if name == "reduce_scatter" else form.nbytes
-    send = place.empty(k, width)
-    received = place.empty(k, len(_expect_coalesced(form, place, 0)) // k)
+    parts = n if name == "reduce_scatter" else 1
+    send = place.empty(k, parts * form.nbytes)
+    received = place.empty(k, form.nbytes * (n if name == "all_gather" else 1))
     rows = list(zip(send.unbind(), received.unbind(), strict=True))
     singles: list[Run]
     if name == "sendrecv":
@@ -188,8 +195,8 @@ def _coalesced(form: Form, place: Place, in_one: bool) -> Side:
                 single()
 
     def fill(filling: int) -> None:
-        values = place.draw(place.rank, filling, k * width).reshape(k, width)
-        send.copy_(torch.from_numpy(values))
+        for part, own in enumerate(send.chunk(parts, dim=1)):
+            own.copy_(torch.from_numpy(_draw_part(form, place, place.rank, filling, part)))
         received.fill_(255)
         if name == "all_reduce":  # in place, as torch has it
             received.copy_(send)

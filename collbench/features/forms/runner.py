@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collbench.run.rank.bench import Bench, Sites
 
 COPIES = 8  # of a rank's bytes: of both forms, pickled, on their way, and what is expected
+ROOTED = ("gather", "scatter")  # of which only rank 0 has the bytes of all
+WIDE = ("all_gather", "reduce_scatter")  # of which every rank has them
 
 
 class _FormRunner(SizedRunner):
@@ -34,26 +36,38 @@ class _FormRunner(SizedRunner):
         return ""
 
     def count_bytes(self, subject: Form) -> int:
-        """Bytes of all that a rank has of both forms."""
-        return COPIES * subject.world * subject.nbytes * max(1, subject.together)
+        """Bytes of all that the rank which has most has of both forms."""
+        parts = subject.world if subject.collective in (*ROOTED, *WIDE) else 1
+        return COPIES * parts * subject.nbytes * max(1, subject.together)
+
+    def count_shared_bytes(self, case: Case, subject: Form, sharers: int) -> int:
+        """Bytes of so many ranks."""
+        if subject.collective not in ROOTED:
+            return super().count_shared_bytes(case, subject, sharers)
+        return self.count_bytes(subject) + (sharers - 1) * COPIES * subject.nbytes
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds that one call of each form takes."""
         subject: Form = job.subject
         calls = 1 + max(2, subject.together)
-        nbytes = self.count_bytes(subject) / COPIES
-        once = calls * collectives.GUESS_ALPHA + 2 * nbytes / collectives.GUESS_RATE
-        return once * collectives.measure_crowding(job.case)
+        rate = collectives.GUESS_RATE * collectives.guess_speed(job.case)
+        once = calls * collectives.GUESS_ALPHA + 2 * _count_all(subject) / rate
+        return once * collectives.measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds for data and checks."""
-        return collectives.GUESS_CASE + self.count_bytes(job.subject) / 1e9
+        return collectives.GUESS_CASE + COPIES * _count_all(job.subject) / 1e9
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> FormTrial:
         """The job on a rank; ``emit`` is not called."""
         from collbench.features.forms.trial import FormTrial
 
         return FormTrial(bench, job)
+
+
+def _count_all(subject: Form) -> int:
+    """Bytes of one part of each rank, of all calls."""
+    return subject.world * subject.nbytes * max(1, subject.together)
 
 
 RUNNER = _FormRunner()

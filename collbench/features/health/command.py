@@ -56,6 +56,7 @@ HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 
 NIGHTLY = "health"  # the tag of suites whose runs are nights
 MAX_DAYS = 2  # of the last night's age, without a warning
+OWN_DAYS = 30  # of a night of this host's own, before a later one of others
 
 
 NO_HISTORY_HINT = "--no-history judges without it"
@@ -70,7 +71,10 @@ class HealthOptions:
 
     runs: Annotated[
         list[str] | None,
-        Argument(metavar="RUN…", help="Default: the last of a suite with tag health."),
+        Argument(
+            metavar="RUN…",
+            help="Default: the last of a suite with tag health, of this host if there is one.",
+        ),
     ] = None
     output_format: Annotated[
         str,
@@ -324,24 +328,38 @@ def find_gate_power(table: Sequence[Curve], files: Sequence[RunFile]) -> Power |
 
 
 def _last_night() -> str:
-    """The last saved run of a nightly suite that has ended; where there is none, the last run, and
-    that is told. Raises NoVerdict where the only night is still running."""
+    """The last saved run of a nightly suite that has ended: of those in which this host has a rank,
+    if there are any, else of all, and that is told. Where there is none, the last run. Raises
+    NoVerdict where the only night is still running."""
+    from collbench.machine import environment
     from collbench.records import run_file, store
 
-    running: list[str] = []
+    host = environment.host_name()
+    other: _SavedNight | None = None  # the last of other hosts
+    running: list[_SavedNight] = []
     for path in reversed(store.list_saved()):
         with suppress(CollbenchError):  # what cannot be read is no night
             run = run_file.read_run(path)
             if NIGHTLY not in run.suite.tags:
                 continue
-            if not run_file.is_running(path):
-                for text in running:
-                    print_message(f"{text}: this is about {path.stem}, the night before")
-                _warn_of_age(path, run.started)
-                return str(path)
-            running.append(run_file.describe_running(path))
+            days = _count_days(run.started)
+            if other and days > OWN_DAYS:
+                break
+            night = _SavedNight(path, _list_hosts(path, run), days)
+            if run_file.is_running(path):
+                running.append(night)
+            elif host in night.hosts:
+                return _announce_night(night, running, other, host)
+            else:
+                other = other or night
+    own = [night for night in running if host in night.hosts]
+    if other and not own:
+        return _announce_night(other, running, None, host)
     if running:
-        raise NoVerdict(running[0], "judge it once it has ended: no other night is saved")
+        raise NoVerdict(
+            run_file.describe_running((own or running)[0].path),
+            f"judge it once it has ended: no other night{f' of {host}' * bool(own)} is saved",
+        )
     print_message(
         f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last;"
         " collbench run nightly measures a night"
@@ -349,15 +367,60 @@ def _last_night() -> str:
     return "@last"
 
 
-def _warn_of_age(path: Path, started: str) -> None:
-    """Warns where the last night is an old one, as it is when nobody measures any more."""
-    with suppress(ValueError, OverflowError):  # a time that is none
-        days = (datetime.now(UTC) - datetime.fromisoformat(started).astimezone(UTC)).days
-        if days > MAX_DAYS:
-            print_message(
-                f"the last night is {days:,} days old ({path.stem}): is none measured any more?",
-                "collbench run nightly measures one",
-            )
+class _SavedNight(NamedTuple):
+    """A saved run of a nightly suite, the hosts of its ranks, and its age."""
+
+    path: Path
+    hosts: Sequence[str]
+    days: int
+
+
+def _list_hosts(path: Path, run: Run) -> list[str]:
+    """The hosts of the ranks that a run started first; its own where it started none."""
+    from collbench.records import run_file
+
+    world = run_file.read_first_world(path)
+    if world is None:
+        return [str(run.environment.get("host"))]
+    return list(dict.fromkeys(info.host for info in world.ranks))
+
+
+def _announce_night(
+    night: _SavedNight, running: Sequence[_SavedNight], later: _SavedNight | None, host: str
+) -> str:
+    """The path of the night to judge. Says which it is where it is not the last, not of this
+    ``host``, or old, as it is when nobody measures any more."""
+    from collbench.features.health.night import list_several
+    from collbench.records import run_file
+
+    name = night.path.stem
+    is_own = host in night.hosts
+    for other in running:
+        if host in other.hosts or not is_own:
+            message = run_file.describe_running(other.path)
+            print_message(f"{message}: this is about {name}, the night before")
+    if not is_own:
+        hosts = list_several(night.hosts)
+        print_message(f"no night of {host} is saved: this is about {name}, of {hosts}")
+    elif later:
+        print_message(
+            f"this is about {name}, the last night of {host}; {later.path.stem} is of"
+            f" {list_several(later.hosts)}"
+        )
+    if night.days > MAX_DAYS:
+        print_message(
+            f"the last night is {night.days:,} days old ({name}): is none measured any more?",
+            "collbench run nightly measures one",
+        )
+    return str(night.path)
+
+
+def _count_days(started: str) -> int:
+    """Whole days since a time in ISO 8601; 0 for what is none."""
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(started).astimezone(UTC)).days
+    except (ValueError, OverflowError):
+        return 0
 
 
 class JudgedNight(NamedTuple):
@@ -507,7 +570,12 @@ def search_ranks(tests: int | None, ranks: str) -> Found | None:
 def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]) -> Night:
     """These cases in three launches more, a run of their own."""
     from collbench.core.text import format_count
-    from collbench.features.health.night import Night, explain_trouble, list_devices
+    from collbench.features.health.night import (
+        Night,
+        explain_trouble,
+        find_changes,
+        list_devices,
+    )
     from collbench.machine import environment
     from collbench.records import run_file
 
@@ -524,7 +592,8 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
         print_message(f"measuring again: {e.message}")
     fresh = [run_file.read_digest(path)] if path.is_file() else []
-    if why := explain_trouble([*files, *fresh]):
+    changes = [change.difference for change in find_changes([*files, *fresh])]
+    if why := explain_trouble([*files, *fresh]) or environment.explain_differences(changes):
         print_message(f"measuring again: {why}")
         return Night([])
     return Night(fresh)

@@ -8,10 +8,11 @@ samples of one launch share its placement, its channels and its clocks.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from collbench.records.types import Record, RunFile, World
 from collbench.suite.case import Case
 
 LAUNCHES = 3  # from which on a median over launches, and their scatter, say something
+
+HARDWARE = re.compile(r"(gpus\.(devices|links)|nics|rdma)\.")  # key paths of what may break
 
 
 class NightRecord(NamedTuple):
@@ -68,8 +71,8 @@ class Timing(NamedTuple):
 
 
 class Night:
-    """Runs of one night. ``explain_trouble`` is why they make no night, or empty; derived values
-    are made when asked for."""
+    """Runs of one night. ``trouble`` is why they make no night, or empty; derived values are made
+    when asked for."""
 
     def __init__(self, files: Sequence[RunFile]) -> None:
         self.files = list(files)
@@ -135,7 +138,7 @@ class Night:
 
 def explain_trouble(files: Sequence[RunFile]) -> str:
     """The reason why runs form no night: they are of different machines, or were not measured;
-    empty where they do."""
+    empty where they do. What changed of a host's hardware meanwhile is none (find_changes)."""
     for file in files:
         if file.run.pairing:
             return f"{file.run.id} is a side of an experiment: collbench compare judges it"
@@ -147,15 +150,62 @@ def explain_trouble(files: Sequence[RunFile]) -> str:
         if reason := origins.explain_unmeasured(file):
             return f"{file.run.id} was {reason}"
     for file in files[1:]:
-        backends = files[0].backends | file.backends
-        if differences := environment.find_differences(
-            files[0].run.environment, file.run.environment, backends
-        ):
+        old, new = files[0].run.environment, file.run.environment
+        differences = environment.find_differences(old, new, files[0].backends | file.backends)
+        if old.get("host") and old["host"] == new.get("host"):
+            differences = [fact for fact in differences if not _is_hardware(fact)]
+        if differences:
             names = f"{files[0].run.id} and {file.run.id}"
             return f"{names} are no night: {environment.explain_differences(differences)}"
         if list_devices(file) != list_devices(files[0]):
             return f"{files[0].run.id} and {file.run.id} ran on different hosts"
     return ""
+
+
+class Change(NamedTuple):
+    """A fact of a host that in this run is not what it was in the run before."""
+
+    host: str
+    run: str
+    difference: environment.Difference
+
+
+def find_changes(files: Iterable[RunFile]) -> list[Change]:
+    """The facts of GPUs, network cards and ports that changed on a host from run to run."""
+    last: dict[str, Mapping[str, Any]] = {}
+    changes = []
+    for file in sorted(files, key=lambda file: file.run.started):
+        for host, facts in _list_hardware(file).items():
+            before = last.get(host, facts)
+            last[host] = facts
+            changes += [
+                Change(host, file.run.id, difference)
+                for fact in sorted({*before, *facts})
+                if before.get(fact) != facts.get(fact)
+                and _is_hardware(difference := (fact, before.get(fact), facts.get(fact)))
+            ]
+    return changes
+
+
+def _list_hardware(file: RunFile) -> dict[str, Mapping[str, Any]]:
+    """Facts of GPUs, network cards and ports by host. Of a world's other hosts than the run's own
+    it has those in which hosts differ: in all others they are like this one."""
+    host = file.run.environment.get("host")
+    relevant = environment.select_relevant(file.run.environment)
+    facts = {fact: value for fact, value in relevant.items() if HARDWARE.match(fact)}
+    by_host: dict[str, Mapping[str, Any]] = {str(host): facts} if host else {}
+    for world in file.worlds:
+        if any(info.host == host for info in world.hosts):
+            for info in world.hosts:
+                by_host.setdefault(info.host, facts | info.differs)
+    return by_host
+
+
+def _is_hardware(difference: environment.Difference) -> bool:
+    """Whether a GPU, card or port differs, and not just its software."""
+    fact, old, new = difference
+    is_version = fact.endswith((".driver", ".firmware")) and None not in (old, new)
+    return bool(HARDWARE.match(fact)) and not is_version
 
 
 def list_devices(file: RunFile) -> set[str]:

@@ -72,7 +72,7 @@ def describe_average(reading: Reading) -> str:
 def _make_environment(reading: Reading) -> dict[str, Any]:
     """Name and GPUs of the first host, and those variables that are recorded of own runs too."""
     ranks = reading.worlds[0].ranks if reading.worlds else []
-    host = reading.request.host or (ranks[0].host if ranks else "")
+    host = (ranks[0].host if ranks else "") or reading.request.host
     names = [device_name(rank) for rank in ranks if rank.host == ranks[0].host]
     return {
         **({"host": host} if host else {}),

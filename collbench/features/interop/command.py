@@ -35,10 +35,11 @@ class ImportOptions:
         str, Option("--from", help="auto, nccl-tests, rccl-tests, nccl-inspector, osu or imb.")
     ] = "auto"
     collective: Annotated[
-        str, Option("--collective", help="What was run, where the log does not say.")
+        str, Option("--collective", help="What was run, where no table of the log says it.")
     ] = ""
     ranks: Annotated[
-        int | None, Option("-g", "--ranks", min=1, help="Ranks, where a log does not say (OSU).")
+        int | None,
+        Option("-g", "--ranks", min=1, help="Ranks, where a log says none (OSU), or one, wrongly."),
     ] = None
     tag: RunsTag = ""
     output: Annotated[
@@ -158,7 +159,7 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
         )
     if any("ranks make of" in warning for warning in reading.warnings):
         typer.echo(
-            "  hint: is the number of ranks right? --ranks N sets it",
+            "  hint: is the number of ranks right? --ranks N corrects it in a log that says one",
             err=True,
         )
 

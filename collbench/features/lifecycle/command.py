@@ -18,6 +18,7 @@ from collbench.cli.families import (
     Ranks,
     SaveOptions,
     list_changed,
+    refuse_beside_run,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
@@ -123,6 +124,7 @@ def lifecycle(options: LifecycleOptions) -> None:
 
     outputs.check_outputs(options.output_format, (), FORMATS)
     if options.run:
+        refuse_beside_run(options, "run")
         file = run_file.read_file(store.find_run(options.run))
         raise typer.Exit(_show_run(file, options.output_format))
     order = make_order(options)

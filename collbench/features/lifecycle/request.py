@@ -43,7 +43,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND
         """What it is about, in words."""
         return (
             f"life with {format_count(self.groups, 'new group')}, {self.collective} of"
-            f" {format_size(self.nbytes)}, {format_count(self.calls, 'call')}"
+            f" {_describe_size(self.nbytes)}, {format_count(self.calls, 'call')}"
+            f"{_describe_limit(self.limit)}"
         )
 
 
@@ -67,8 +68,20 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=LOSS
     @property
     def title(self) -> str:
         """What it is about, in words, by which files name it."""
-        moment = "at random" if self.at < 0 else f"after {self.at:g} s"
+        moment = "at random" if self.at < 0 else f"after {self.at:.12g} s"
         return (
             f"rank {self.victim} killed {moment}, {self.way}, all_reduce of"
-            f" {format_size(self.nbytes)}"
+            f" {_describe_size(self.nbytes)}{_describe_limit(self.limit)}"
         )
+
+
+def _describe_size(nbytes: int) -> str:
+    """The size in words, in bytes where the words would be those of another size, too."""
+    short = format_size(nbytes)
+    number, unit = short.split()
+    is_exact = float(number) * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit) == nbytes
+    return short if is_exact else f"{nbytes} B"
+
+
+def _describe_limit(limit: float) -> str:
+    return f", within {limit:.12g} s" if limit != DEFAULT_LIMIT else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from collbench.features.lifecycle.libraries import CheckedCall, make_expected, m
 from collbench.run.rank.tensor_collectives import all_gather, reduce_scatter
 
 AHEAD_NS = 3_000_000  # from the last rank's coming to the common start
+LOADED = "loaded"  # in the store, once each rank has loaded its library, or ended
+LOOK = 1.0  # seconds between looks whether that is there
 make_store: Any = dist.TCPStore  # type: ignore[attr-defined]
 prefix_store: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
@@ -45,14 +48,31 @@ class Torch:
         return make_store(host, port, is_master=False, timeout=limit, wait_for_workers=False)
 
     def join(self) -> None:
-        """Connect to the store, and wait until all ranks have."""
-        self._store = self._connect()
-        self._wait_for_all("joined", self.world)
+        """Connect to the store, and wait until all ranks have; the library's patience begins once
+        all have loaded it."""
+        self._store, until = self._connect(), math.inf
+        self._come_to("joined", self.world)
+        patience = self._given.patience
+        while True:
+            try:
+                self._store.wait(["joined go"], timedelta(seconds=min(LOOK, patience)))
+                return
+            except RuntimeError as e:
+                now = time.monotonic()
+                if now > until:
+                    missing = f"a rank has not come within {patience:g} s"
+                    raise RuntimeError(missing) from e
+                if self._store.check([LOADED]):
+                    until = min(until, now + patience)
+
+    def _come_to(self, name: str, world: int) -> None:
+        """Say that this rank has come; the last one says when all go on."""
+        if self._store.add(f"{name} came", 1) == world:
+            self._store.set(f"{name} go", str(time.monotonic_ns() + AHEAD_NS))
 
     def _wait_for_all(self, name: str, world: int) -> bytes:
         """Wait in the store until all ranks have come; what the last one has left."""
-        if self._store.add(f"{name} came", 1) == world:
-            self._store.set(f"{name} go", str(time.monotonic_ns() + AHEAD_NS))
+        self._come_to(name, world)
         text: bytes = self._store.get(f"{name} go")
         return text
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, RankLoss
 from collbench.features.lifecycle.instructions import Instructions
 from collbench.features.lifecycle.request import SILENT, WINDOW, Life, Loss
-from collbench.features.lifecycle.torch_life import make_store
+from collbench.features.lifecycle.torch_life import LOADED, make_store
 from collbench.features.lifecycle.watching import (
     STARTING,
     Watched,
@@ -79,6 +79,33 @@ class _Watcher:
             )
         return address, port
 
+    def _come_to(self, point: str, ranks: int = 1) -> None:
+        """Count so many ranks as come to a point, which the last of all opens."""
+        with suppress(RuntimeError):  # the store is gone with rank 0, as is told in a moment
+            if self._store.add(f"came to {point}", ranks) == self._case.n:
+                self._store.set(point, "")
+
+    def _wait_for_all(
+        self, point: str, seconds: float, is_open: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Wait until all ranks have come to a point, as long as something is open, at most so long,
+        and show that this rank is alive."""
+        with suppress(RuntimeError):
+            wait_while(lambda: is_open() and not self._store.check([point]), seconds, self._beat)
+
+    def _wait_for_loading(self, watched: Watched) -> bool:
+        """Wait until the processes that this rank watches have loaded their library, or ended;
+        whether they have within STARTING. The last rank to know lets others go on (LOADED)."""
+
+        def is_loading() -> bool:
+            watched.look()
+            has_loaded = all(watched.find(rank, "imported") for rank in watched.ranks)
+            return not (has_loaded or watched.ended)
+
+        in_time = wait_while(is_loading, STARTING, self._beat)
+        self._come_to(LOADED, len(watched.ranks))
+        return in_time
+
     def _instruct(self, limit: float, **more: Any) -> Instructions:
         """What the process in this rank's place is told."""
         bench = self._bench
@@ -132,8 +159,12 @@ class LifeTrial(_Watcher):
         )
         mine: dict[str, Any] = {}
         with bench.control.refusing_alike():
-            if bench.rank == 0 or not under_mpi:
-                mine = self._watch(given)
+            try:
+                if bench.rank == 0 or not under_mpi:
+                    mine = self._watch(given)
+            finally:
+                self._come_to("the end")
+            self._wait_for_all("the end", 2 * STARTING + life.limit)
         reports = bench.control.collect(mine)
         bench.board.enter(bench.rank, Phase.REPORTING)
         if bench.rank:
@@ -144,18 +175,14 @@ class LifeTrial(_Watcher):
         """Start the process and see it through; what each rank that it makes has to report."""
         with watch_life(given) as (watched, began):
 
-            def is_loading() -> bool:
-                watched.look()
-                has_loaded = all(watched.find(rank, "imported") for rank in watched.ranks)
-                return not (has_loaded or watched.ended)
-
             def is_open() -> bool:
                 watched.look()
                 return not watched.ended
 
             limit = STARTING
-            in_time = wait_while(is_loading, limit, self._beat)
+            in_time = self._wait_for_loading(watched)
             if in_time:
+                self._wait_for_all(LOADED, limit, is_open)
                 limit = given.limit
                 in_time = wait_while(is_open, limit, self._beat)
             watched.look()
@@ -185,7 +212,9 @@ class LifeTrial(_Watcher):
     def _make_outcomes(self, reports: dict[str, Any]) -> Sequence[CaseOutcome]:
         """An outcome for each phase, by its row."""
         by_rank = [reports[str(rank)] for rank in range(self._case.n)]
-        troubles = [report["trouble"] for report in by_rank if report["trouble"]]
+        # who came least far is why others waited in vain
+        least_first = sorted(by_rank, key=_count_begun)
+        troubles = [report["trouble"] for report in least_first if report["trouble"]]
         events = [report["events"] for report in by_rank]
         checks = [event for of_rank in events for event in of_rank if event["name"] == "checked"]
         verified = sum(check["verified"] for check in checks)
@@ -224,6 +253,11 @@ class LifeTrial(_Watcher):
             wrong=0 if checked else None,
             findings=msgspec.to_builtins(found),
         )
+
+
+def _count_begun(report: Any) -> int:
+    """The phases that a rank has begun."""
+    return sum(event["name"] == "at" for event in report["events"])
 
 
 def _find(events: list[Any], name: str, phase: str = "") -> Any:
@@ -308,7 +342,7 @@ class LossTrial(_Watcher):
         if imported is None:
             self._store.set("lost", str(rank))
             return {"trouble": f"rank {rank} did not start: {watched.last_complaint()}"}
-        wait_while(lambda: not self._store.check(["loaded"]), STARTING, self._beat)
+        self._wait_for_all(LOADED, STARTING)
         loaded = time.monotonic_ns()
         moment = loaded + round(1e9 * self._choose_moment())
         wait_while(lambda: time.monotonic_ns() < moment, 3600.0, self._beat)
@@ -329,19 +363,6 @@ class LossTrial(_Watcher):
             "doing": watched.last_phase(rank),
             **_report_wrong(watched, rank),
         }
-
-    def _wait_for_loading(self, watched: Watched) -> None:
-        """Wait until the process of this rank has loaded its library, or ended; the last one to do
-        so lets the moment of the kill be counted."""
-        rank = self._bench.rank
-
-        def is_loading() -> bool:
-            watched.look()
-            return not (watched.find(rank, "imported") or watched.ended)
-
-        wait_while(is_loading, STARTING, self._beat)
-        if self._store.add("loading ended", 1) == self._case.n:
-            self._store.set("loaded", "")
 
     def _survive(self, watched: Watched) -> dict[str, Any]:
         """See a process through that another one leaves behind, up to the limit."""

@@ -20,6 +20,7 @@ from collbench.cli.families import (
     Ranks,
     SaveOptions,
     Timeout,
+    refuse_beside_run,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -152,6 +153,7 @@ def order(options: OrderOptions) -> None:
     requirements = parse_requirements(options.require or [])
     like = run_file.read_file(store.find_run(options.like)) if options.like else None
     if isinstance(what := find_subject(options.what, REDUCING), Path):
+        refuse_beside_run(options, "what", "require", "like")
         file = run_file.read_file(what)
         raise typer.Exit(_show_run(file, requirements, like, options.output_format))
     asked = make_order(what, options)

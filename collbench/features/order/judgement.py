@@ -151,6 +151,11 @@ class Placed(NamedTuple):
         )
 
     @property
+    def adders(self) -> frozenset[int]:
+        """Bits of the adders that were found."""
+        return frozenset(p.adder for group in self.ranks for p in group.pieces if p.tree)
+
+    @property
     def is_found(self) -> bool:
         """Whether every piece has a tree."""
         return bool(self.ranks) and all(p.tree for group in self.ranks for p in group.pieces)
@@ -531,10 +536,11 @@ def _judge_launches(subject: SumOrder, launches: Sequence[Launch]) -> Dependence
     ]
     if not compared:
         return Dependence(dimension="launch", value="not asked", reason="--launches 3")
+    precision = DTYPES[subject.dtype].precision
     spots = [
         spot
         for launch, pairs in compared
-        if (spot := find_spot(pairs, f"launch {launch.number + 1}", with_bits=True))
+        if (spot := find_spot(pairs, f"launch {launch.number + 1}", precision))
     ]
     number = len(compared) + 1
     keys = [{item.key for item in launch.placed} for launch in launches]
@@ -554,12 +560,11 @@ def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Pl
     return [(by_key[item.key], item) for item in head if item.key in by_key]
 
 
-def find_spot(
-    pairs: Iterable[tuple[Placed, Placed]], what: str, with_bits: bool = False
-) -> Spot | None:
-    """The first of the pairs whose orders, or whose bits of the same data, differ. Trees that
-    predict all bits of one and not of the other have other bits; where a tree is missing, or was
-    not tried, that is not known (is_unknown)."""
+def find_spot(pairs: Iterable[tuple[Placed, Placed]], what: str, precision: int = 0) -> Spot | None:
+    """The first of the pairs whose orders differ, or, where the ``precision`` of elements is given,
+    whose bits of the same data do: numbers are drawn for all wider adders that were found. Trees
+    that predict all bits of one and not of the other have other bits; where a tree is missing, or
+    was not tried, that is not known (is_unknown)."""
     for base, head in pairs:
         nbytes = base.order.nbytes
         if base.signature != head.signature:
@@ -568,7 +573,8 @@ def find_spot(
             if base.is_tried and head.is_tried and base.is_proved != head.is_proved:
                 return Spot(what, nbytes)
         digests = (base.order.digest, head.order.digest)
-        if with_bits and all(digests) and digests[0] != digests[1]:
+        is_same_data = not (base.adders ^ head.adders) - {precision}
+        if precision and is_same_data and all(digests) and digests[0] != digests[1]:
             return Spot(what, nbytes)
     return None
 

@@ -64,14 +64,14 @@ class _OrderRunner(Runner):
         """A rough guess of a call's seconds at the largest size."""
         call = _make_largest(job)
         filled = 3 * call.size / 2e9
-        return (collectives.guess_call(call) + filled) * collectives.measure_crowding(call)
+        return (collectives.guess_call(call) + filled) * collectives.measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds of all calls."""
         subject: SumOrder = job.subject
         each = count_all_calls(subject) / len(subject.sizes)
         calls = [subject.make_case(job.case, size, in_place=False) for size in subject.sizes]
-        crowding = collectives.measure_crowding(job.case)
+        crowding = collectives.measure_crowding(job)
         once = sum(
             2 * collectives.GUESS_ALPHA + collectives.guess_call(call) + 3 * call.size / 2e9
             for call in calls

@@ -19,6 +19,7 @@ from collbench.cli.families import (
     Ranks,
     SaveOptions,
     Timeout,
+    refuse_beside_run,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -95,6 +96,7 @@ def overlap(options: OverlapOptions) -> None:
 
     outputs.check_outputs(options.output_format, (), FORMATS)
     if isinstance(subject := find_subject(options.what, COLLECTIVES), Path):
+        refuse_beside_run(options, "what")
         raise typer.Exit(_show_run(run_file.read_digest(subject), options.output_format))
     launcher = options.where.launcher
     source = options.where.find_source()

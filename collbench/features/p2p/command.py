@@ -18,6 +18,7 @@ from collbench.cli.families import (
     SaveOptions,
     Timeout,
     WorldSizes,
+    refuse_beside_run,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -124,6 +125,7 @@ def p2p(options: TransferOptions) -> None:
 
     outputs.check_outputs(options.output_format, (), FORMATS)
     if options.run:
+        refuse_beside_run(options, "run")
         file = run_file.read_digest(store.find_run(options.run))
         raise typer.Exit(_show_run(file, options.output_format))
     order = make_order(options)

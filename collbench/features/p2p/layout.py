@@ -44,3 +44,12 @@ def measure_buffers(transfer: Transfer) -> int:
     the same, others nothing; of incast and outcast rank 0 has most."""
     first = transfer.pairs[0] if transfer.pairs else (0,)
     return max(lay_out(transfer, rank)[1] for rank in first)
+
+
+def measure_messages(transfer: Transfer, sharers: int) -> int:
+    """The bytes that so many ranks write to, those that have most: of incast and outcast rank 0
+    and others."""
+    most = measure_buffers(transfer)
+    if transfer.pairs:
+        return min(sharers, 2 * len(transfer.pairs)) * most
+    return most + (sharers - 1) * lay_out(transfer, 1)[1]

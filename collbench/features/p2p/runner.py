@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info, list_infos
-from collbench.features.p2p.layout import measure_buffers
+from collbench.features.p2p.layout import measure_buffers, measure_messages
 from collbench.features.p2p.measurable import Transfer
 from collbench.features.p2p.patterns import MAX_RATE_BYTES
 from collbench.run import collectives
@@ -49,16 +49,23 @@ class _TransferRunner(SizedRunner):
         """Bytes of a rank's buffers, and as many that the library may copy them to."""
         return 2 * measure_buffers(subject) + PAGE
 
+    def count_shared_bytes(self, case: Case, subject: Transfer, sharers: int) -> int:
+        """Bytes of so many ranks: on a host, buffers take memory where they are written to."""
+        if backend_info(case.backend).gpu:
+            return super().count_shared_bytes(case, subject, sharers)
+        return 2 * measure_messages(subject, sharers) + sharers * PAGE
+
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds of a round."""
         subject: Transfer = job.subject
         nbytes = measure_buffers(subject)
-        once = len(subject.phases) * collectives.GUESS_ALPHA + nbytes / collectives.GUESS_RATE
-        return once * collectives.measure_crowding(job.case)
+        rate = collectives.GUESS_RATE * collectives.guess_speed(job.case)
+        once = len(subject.phases) * collectives.GUESS_ALPHA + nbytes / rate
+        return once * collectives.measure_crowding(job)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds for buffers and checks."""
-        filled = collectives.guess_filling(job.case, measure_buffers(job.subject), policy)
+        filled = collectives.guess_filling(job, measure_buffers(job.subject), policy)
         return collectives.GUESS_CASE + filled
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> TransferTrial:

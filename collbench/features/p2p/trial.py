@@ -91,8 +91,9 @@ class TransferTrial:
             dtype=self._case.dtype,
             root=0,
         )
-        seed = self._policy.seed + zlib.crc32(self._case.key.encode())  # no two cases share data
-        return Checker(case, seed, 0, self._bench.backend.device, beat=self._beat)
+        key = zlib.crc32(self._case.key.encode())  # no two cases share data
+        device = self._bench.backend.device
+        return Checker(case, self._policy.seed, 0, device, beat=self._beat, key=key)
 
     def _prepare(self, phases: Sequence[Sequence[Transmission]]) -> Call:
         """A round of this rank as one call, with the faults that are planted here."""

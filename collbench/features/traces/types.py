@@ -18,9 +18,10 @@ from collbench.features.training.step import WORLD, Whole
 Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
 HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
-OVERFLOWED = "its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)"
+OVERFLOWED = "its buffer kept the last calls only (TORCH_NCCL_TRACE_BUFFER_SIZE)"
 FAKE_GPU = "recorded on a fake GPU, whose times mean nothing"
 UNDESCRIBED = "undefined"  # torch's description of a group that was given none
+STALE_NS = 3600 * 10**9  # between calls that ranks of one job, or of one operation, issue
 State = Literal["", "scheduled", "started", "completed"]
 
 

@@ -16,6 +16,7 @@ from collbench.features.training.operation_lines import convert_struct
 from collbench.features.training.parts import STEP
 from collbench.features.training.request import Wanted
 from collbench.features.training.step import Step, refuse_step
+from collbench.features.training.step_files import is_step_file
 from collbench.suite.toml import TABLE
 
 KEPT = {"slice": "group"}
@@ -44,7 +45,7 @@ class _Steps:
             request = convert_struct(
                 values, Wanted, where, keys, otherwise=f"use {', '.join(keys)}"
             )
-            if Path(request.name).suffix in (".toml", ".csv") and not step:
+            if is_step_file(request.name) and not step:
                 request = msgspec.structs.replace(request, name=str(path.parent / request.name))
             request = msgspec.structs.replace(request, step=step)
             request.make_step()

@@ -3,6 +3,7 @@ them need. Loads no torch."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -36,6 +37,12 @@ MESSAGE = "message"
 CROSSING = (f"{MESSAGE} down", f"{MESSAGE} up")  # lanes of messages on a device
 
 
+def site_of(op: Op) -> tuple[str, str]:
+    """The group and the lane (a queue of its own at the library) that an operation runs on;
+    messages have one lane of their own."""
+    return op.group, MESSAGE if op.kind in POINT_TO_POINT else op.lane
+
+
 class Played(NamedTuple):
     """An operation of a rank's program that has somebody to talk to: its place there, the case of
     its group, the group's members and this rank's place among them; ``turn`` counts operations of
@@ -51,9 +58,8 @@ class Played(NamedTuple):
 
     @property
     def site(self) -> tuple[str, str]:
-        """The group and the lane (a queue of its own at the library) that an operation runs on;
-        messages have one lane of their own."""
-        return self.op.group, MESSAGE if self.op.kind in POINT_TO_POINT else self.op.lane
+        """The group and the lane that it runs on."""
+        return site_of(self.op)
 
     def find_site(self, on_device: bool) -> tuple[str, str]:
         """``site``, but that on a device messages to higher ranks and to lower ones have a lane
@@ -93,7 +99,7 @@ def list_played(step: Step, rank: int, backend: str, algorithm: str = "native") 
     """The operations of a rank's program that talk to others, in order. Those of groups of one rank
     do nothing."""
     turns: Counter[object] = Counter()
-    tables: dict[tuple[str, str], Iterator[str]] = {}
+    tables: dict[tuple[str, str], Iterator[tuple[str, int]]] = {}
     operations = []
     for at, op in enumerate(step.program(rank).ops):
         if not op.communicates:
@@ -103,8 +109,10 @@ def list_played(step: Step, rank: int, backend: str, algorithm: str = "native") 
             continue
         index = members.index(rank)
         lane = op.group, op.lane
-        blocks = tables.setdefault(lane, _list_split_tables(step, *lane, members))
-        case = _make_case(op, len(members), backend, algorithm, next(blocks) if op.sends else "")
+        if op.sends and lane not in tables:
+            tables[lane] = _list_split_tables(step, *lane, members)
+        blocks, nbytes = next(tables[lane]) if op.sends else ("", op.nbytes)
+        case = _make_case(op, len(members), backend, algorithm, blocks, nbytes)
         operation = Played(at, op, case, members, index, 0)
         turn_key = (operation.meeting, case)
         operations.append(operation._replace(turn=turns[turn_key]))
@@ -114,30 +122,45 @@ def list_played(step: Step, rank: int, backend: str, algorithm: str = "native") 
 
 def _list_split_tables(
     step: Step, group: str, lane: str, members: tuple[int, ...]
-) -> Iterator[str]:
-    """The splits of each all_to_allv of a group, in order: a table in words of what every member
-    sends."""
+) -> Iterator[tuple[str, int]]:
+    """What _write_table makes of each all_to_allv of a group, in order."""
     rows = (
         [
-            [count * DTYPES[op.dtype].size for count in op.sends]
+            (op.sends, DTYPES[op.dtype].size)
             for op in step.program(rank).ops
             if op.sends and (op.group, op.lane) == (group, lane)
         ]
         for rank in members
     )
-    return (splits.write_table(table) for table in zip(*rows, strict=True))
+    return map(_write_table, zip(*rows, strict=True))
 
 
-def _make_case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform") -> Case:
+@functools.lru_cache(maxsize=1 << 10)
+def _write_table(rows: tuple[tuple[tuple[int, ...], int], ...]) -> tuple[str, int]:
+    """The splits of an all_to_allv, a table in words of what every member sends, and the bytes of
+    the largest buffer, which a scaled step's op does not have, as every block of it is rounded up.
+    ``rows``: each member's elements, and the size of one."""
+    table = [[count * itemsize for count in sends] for sends, itemsize in rows]
+    blocks = splits.write_table(table)
+    return blocks, splits.table_bytes(blocks, len(table)) or 0
+
+
+def _make_case(
+    op: Op,
+    n: int,
+    backend: str,
+    algorithm: str,
+    blocks: str = "uniform",
+    nbytes: int | None = None,
+) -> Case:
     """The case that an operation is in its group: in place where frameworks have it so."""
     message = op.kind in POINT_TO_POINT
     row = COLLECTIVES[LIKE if message else op.kind]
-    in_table = splits.table_bytes(blocks, n)  # of a scaled step: every block is rounded up
     return Case(
         collective=row.name,
         backend=backend,
         n=2 if message else n,
-        nbytes=op.nbytes if in_table is None else in_table,
+        nbytes=op.nbytes if nbytes is None else nbytes,
         algorithm="native" if message or not row.moves_data else algorithm,
         dtype=op.dtype,
         op=op.op if row.reduces else "none",
@@ -229,6 +252,7 @@ def count_buffer_bytes(step: Step, case: Case, count_bytes: Callable[[Case], int
     """Bytes of all buffers on the rank that needs most. Every operation has its own buffers, of
     ``count_bytes(case)`` bytes."""
     first = [program.ranks[0] for program in step.programs if program.ranks]
+    count_bytes = functools.cache(count_bytes)
     return max(
         (
             sum(

@@ -163,13 +163,10 @@ def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
         for k, round_spans in enumerate(spans)
     ]
     phases, bus_bytes = [], _list_bus_bytes(step)
+    alone_times = _collect_alone_times(program, operations)
     for number, (key, indices) in enumerate(places.items()):
         ops = [program.ops[at] for at in indices]
-        alone = [
-            stats.median(alone_ns)
-            for op in ops
-            if (alone_ns := _alone_times(program, operations, op))
-        ]
+        alone = [stats.median(alone_times[op.label]) for op in ops if op.label in alone_times]
         members = step.members(key[1], 0)
         phases.append(
             Phase(
@@ -236,6 +233,7 @@ def list_timed(program: Program, operation_times: Sequence[Operation]) -> list[T
     count = min((len(operation.ends_ns) for operation in operation_times), default=0)
     waits = [_waiting_spans(program, operation_times, k) for k in range(count)]
     step_spans = [under_way(program, operation_times, k) for k in range(count)]
+    alone_times = _collect_alone_times(program, operation_times)
     timed = []
     for at, (op, times) in enumerate(zip(program.ops, operation_times, strict=True)):
         if not op.communicates or not count or not all(times.ends_ns):
@@ -246,7 +244,7 @@ def list_timed(program: Program, operation_times: Sequence[Operation]) -> list[T
             for span, wait in zip(spans, waits, strict=True)
         ]
         took = [end - begin for begin, end in spans]
-        alone = _alone_times(program, operation_times, op)
+        alone = alone_times.get(op.label)
         timed.append(
             Timed(
                 at,
@@ -361,9 +359,8 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
     if not step_record.operations:
         return None
     program, operation_times = step.program(0), step_record.operations[0]
-    took = {
-        op: _alone_times(program, operation_times, op) for op in {*program.ops} if op.communicates
-    }
+    alone_times = _collect_alone_times(program, operation_times)
+    took = {op: alone_times.get(op.label) for op in {*program.ops} if op.communicates}
     talks = {op for other in step.programs for op in other.ops if op.communicates}
     missing = [
         op
@@ -387,8 +384,8 @@ def _computation_times(
     step: Step, rank_times: Sequence[Sequence[Operation]], total: float
 ) -> dict[tuple[float, ...], float]:
     """The times in ns of computations of a step, by their work, scaled so that the program that
-    computes longest takes ``total``: as they were seen in the whole step, by their FLOPs where none
-    was seen. Empty where these are unknown, too."""
+    computes longest takes ``total``: as they were seen in the whole step, by their FLOPs where
+    some were not seen. Empty where these are unknown, too."""
     seen: dict[tuple[float, ...], list[int]] = {}
     for rank, operation_times in enumerate(rank_times):
         for op, times in zip(step.program(rank).ops, operation_times, strict=True):
@@ -396,9 +393,11 @@ def _computation_times(
                 took = np.subtract(times.ends_ns, times.begins_ns).tolist()
                 seen.setdefault(_work_key(op), []).extend(took)
     computations = [[op for op in program.ops if op.kind == "compute"] for program in step.programs]
-    weights = {work: stats.median(durations) for work, durations in seen.items()} or {
-        _work_key(op): op.compute_ns or op.flops for ops in computations for op in ops
+    weights = {
+        _work_key(op): float(op.compute_ns or op.flops) for ops in computations for op in ops
     }
+    if seen.keys() >= weights.keys():
+        weights = {work: stats.median(durations) for work, durations in seen.items()}
     longest = max(sum(weights.get(_work_key(op), 0.0) for op in ops) for ops in computations)
     return {work: total * weight / longest for work, weight in weights.items() if longest}
 
@@ -408,16 +407,12 @@ def _work_key(op: Op) -> tuple[float, ...]:
     return op.compute_ns, op.flops, op.touched
 
 
-def _alone_times(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:
-    """Times of the like of an operation by itself."""
-    return next(
-        (
-            operation.alone_ns
-            for other, operation in zip(program.ops, operations, strict=True)
-            if operation.alone_ns and other.label == op.label
-        ),
-        (),
-    )
+def _collect_alone_times(
+    program: Program, operations: Sequence[Operation]
+) -> dict[str, Sequence[int]]:
+    """Times of operations by themselves, by their labels."""
+    pairs = zip(program.ops, operations, strict=True)
+    return {op.label: operation.alone_ns for op, operation in pairs if operation.alone_ns}
 
 
 def union_spans(spans: Iterable[tuple[int, int]]) -> Spans:

@@ -26,13 +26,14 @@ Make = Callable[[Model, Layout, Any], Step]
 
 class Pattern(NamedTuple):
     """``options`` is the struct of what it can be told beside the layout; text that stands in place
-    of a model is the one called ``move``."""
+    of a model is the one called ``move``. ``scales``: its ranks are those of the layout."""
 
     meaning: str
     make: Make
     options: type[msgspec.Struct] = Nothing
     source: str = ""
     move: bool = False
+    scales: bool = True
 
 
 DEEPSPEED = "arXiv 1910.02054; DeepSpeed edaa722"
@@ -100,7 +101,7 @@ PATTERNS: dict[str, Pattern] = {
     ),
     "m2n": Pattern(
         "weights from a trainer's ranks to a generator's: m2n:dp.None->tp.None",
-        *(redistribution.m2n, redistribution.M2N, "", True),
+        *(redistribution.m2n, redistribution.M2N, "", True, False),
     ),
 }
 
@@ -150,16 +151,15 @@ PRESETS: dict[str, Preset] = {
 def find_step(
     name: str, layout: str = "", options: str = "", world: int | None = None, layers: int = 0
 ) -> Step:
-    """The step of this name or file, laid out and told as asked; on ``world`` ranks, with the first
-    ``layers`` of the model only. Raises UsageError."""
-    path = Path(name)
-    if path.suffix in (".toml", ".csv"):
+    """The step of this name or file, laid out and told as asked; on ``world`` ranks, where their
+    number is the layout's, with the first ``layers`` of the model only. Raises UsageError."""
+    if files.is_step_file(name):
         if layout or options or world or layers:
             raise UsageError(
                 f"{name}: a file says itself what its ranks do",
                 "leave out --layout, --options, -g, --layers",
             )
-        return files.read_step(path)
+        return files.read_step(Path(name))
     preset = _find_preset(name)
     pattern = PATTERNS[preset.pattern]
     shape = models.find_model(preset.model)
@@ -167,7 +167,7 @@ def find_step(
     option_values = parse_struct(preset.options, pattern.options, "--options")
     step = pattern.make(
         (shape.cut(layers) if layers else shape).set_sequence(laid.sequence),
-        laid.on(world) if world else laid,
+        laid.on(world) if world and pattern.scales else laid,
         parse_struct(options, pattern.options, "--options", option_values),
     )
     refuse_step(step)

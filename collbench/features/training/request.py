@@ -4,7 +4,6 @@ ranks and by what it is to be run."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,7 +11,7 @@ from msgspec import Meta
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import UsageError
-from collbench.features.training import reshape
+from collbench.features.training import reshape, step_files
 from collbench.features.training.step import Compute, Step, refuse_step
 
 Text = Annotated[str, Meta(max_length=1000)]
@@ -33,19 +32,26 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     tflops: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     step: Step | None = None
 
+    @property
+    def _has_own_ranks(self) -> bool:
+        """Whether the number of ranks is not to be chosen, as that of a preset is."""
+        return bool(self.step or self.group or step_files.is_step_file(self.name))
+
     def make_step(self, world: int | None = None) -> Step:
         """The step on so many ranks, on its own number where that is None. Raises UsageError."""
         from collbench.features.training import presets  # which most suites do without
 
-        if self.step and world and world != self.step.world:
-            raise UsageError(
-                f"{world} ranks are given, and {self.name} has {self.step.world}",
-                f"leave the number out, or take --ranks 0-{world - 1} of a larger trace",
-            )
+        ranks = None if self._has_own_ranks else world
         base = self.step or presets.find_step(
-            self.name, self.layout, self.options, world, self.layers
+            self.name, self.layout, self.options, ranks, self.layers
         )
         step = reshape.slice_step(base, self.group) if self.group else base
+        if world and world != step.world:
+            larger = f", or take --ranks 0-{world - 1} of a larger trace" if self.step else ""
+            raise UsageError(
+                f"{world} ranks are given, and {step.name} has {step.world}",
+                f"leave the number out{larger}",
+            )
         step = reshape.scale_step(step, reshape.parse_share(self.scale))
         if step is not base:  # which has been looked at
             refuse_step(step)
@@ -64,9 +70,10 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return reshape.replace_averages(step, without[0]) if without else step
 
     def _on(self, ranks: int, is_given: bool) -> Step:
+        if self._has_own_ranks and not is_given:
+            return self.make_step()
         try:
-            alone = self.group or (not self.step and Path(self.name).suffix)
-            return self.make_step(None if alone else ranks)
+            return self.make_step(ranks)
         except UsageError:
             if is_given:
                 raise

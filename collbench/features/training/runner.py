@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 GUESS_STEP, GUESS_BLAME = 11, 60
 
 
-GUESS_FLOPS, GUESS_COPY = 50e9, 5e9  # a second, of one core
+# operations and copied bytes a second, of a core and of a GPU
+GUESS_CORE, GUESS_GPU = (50e9, 5e9), (200e12, 1e12)
 
 
 MOST_SCALED = 40  # as a power of two: what is still too large at that part of it never fits
@@ -94,14 +95,15 @@ class _StepRunner:
     def guess_call(self, job: Job) -> float:
         calls = steps.list_calls(job.subject, job.case)
         once = sum(collectives.guess_call(call_case) for call_case in calls)
-        once += steps.estimate_computing(job.subject, GUESS_FLOPS, GUESS_COPY)
-        return 2 * once * measure_crowding(job.case)  # the whole, and its two parts
+        on_gpu = bool(backend_info(job.case.backend).gpu)
+        once += steps.estimate_computing(job.subject, *(GUESS_GPU if on_gpu else GUESS_CORE))
+        return 2 * once * measure_crowding(job)  # the whole, and its two parts
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         calls = steps.list_calls(job.subject, job.case)
         nbytes = sum(buffer_bytes(call_case, policy) for call_case in calls)
         rounds = GUESS_STEP + GUESS_BLAME * policy.blame
-        filled = collectives.guess_filling(job.case, nbytes, policy)
+        filled = collectives.guess_filling(job, nbytes, policy)
         return collectives.GUESS_CASE + rounds * self.guess_call(job) + filled
 
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> Forecast:

@@ -64,6 +64,11 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 KEYS = [key for field in (_File, _Phase, Row) for key in field.__struct_fields__]
 
 
+def is_step_file(name: str) -> bool:
+    """Whether the name is that of a step in a file, by its ending."""
+    return Path(name).suffix.lower() in MOST_BYTES
+
+
 def read_step(path: Path) -> Step:
     """The step in a file. Raises UsageError."""
     ending = path.suffix.lower()

@@ -4,6 +4,7 @@ difference of neighbours."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 import zlib
@@ -31,6 +32,7 @@ from collbench.features.training.operations import (
     Played,
     choose_warmup,
     list_played,
+    site_of,
 )
 from collbench.features.training.overlap import bound_mean, list_timed
 from collbench.features.training.parts import COMMUNICATION, PARTS, STEP
@@ -138,6 +140,7 @@ class StepTrial:
         self._common = bench.common
         self._checked = self._total = self._took = self._look = 0
         self._throttled = self._vouched = 0  # rounds thrown away; those up to the last look at GPUs
+        self._usable: list[int] = []  # numbers of the rounds without a late sample
         self._looked = 0.0
 
     def _prepared(self) -> list[_Ready]:
@@ -152,11 +155,12 @@ class StepTrial:
                 key = operation.case, operation.meeting
                 checkers[key] = checkers.get(key) or Checker(
                     operation.case,
-                    self._seed + zlib.crc32(operation.meeting.encode()),
+                    self._policy.seed,
                     _buffer_rank(operation),
                     backend.device,
                     backend.premultiplies,
                     self._beat,
+                    zlib.crc32(f"{case.subject} {operation.meeting}".encode()),
                 )
                 prepared.append(
                     _Ready(
@@ -190,8 +194,7 @@ class StepTrial:
             self._common.check()
         alone = self._alone(sync, samples)
         sent = self._sent()
-        watched = [self._once_watched(sync) for _ in range(self._watches())]
-        everyones = self._gathered(watched, alone)
+        everyones = self._gathered(self._watch(sync), alone)
         if self._policy.blame:
             self._blame(everyones[0], sync)
         self._enter(Phase.CHECKING)
@@ -284,7 +287,7 @@ class StepTrial:
         reported = self._looked = began
         while not stop:
             yield
-            rounds.append(_measure_round(samplers, lots, sync))
+            self._add_round(rounds, _measure_round(samplers, lots, sync))
             stop = 0 if self._rank else self._enough(rounds, time.perf_counter() - began)
             if guard and self._discard_throttled(guard, rounds, stop > 0) and not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
@@ -295,11 +298,17 @@ class StepTrial:
                 if all(isinstance(part, MeasuredCase) for part in interim):
                     self._report_interim(interim)  # else it would be taken for what came of it
                 reported = time.perf_counter()
-            refused = self._begin_too_late(rounds) and sync.refuse(1.0, math.inf)
+            refused = self._begin_too_late(len(rounds)) and sync.refuse(1.0, math.inf)
             stop, swap = self._control.decide([stop, int(refused)])
             if swap and self._policy.sync == "auto":
                 sync.scheme = "barrier"
         return _join_rounds(rounds), STOPS[stop]
+
+    def _add_round(self, rounds: list[list[Samples]], parts: list[Samples]) -> None:
+        """Add the samples of a round, and note its number where none of them is late."""
+        if not any(part.late.any() for part in parts):
+            self._usable.append(len(rounds))
+        rounds.append(parts)
 
     def _discard_throttled(self, guard: Guard, rounds: list[list[Samples]], is_last: bool) -> bool:
         """Look at GPUs after the last round, or if the last look is long ago; whether one is held
@@ -315,19 +324,19 @@ class StepTrial:
             rounds[number] = [
                 part._replace(late=np.ones_like(part.late)) for part in rounds[number]
             ]
+        del self._usable[bisect.bisect_left(self._usable, first) :]
         self._throttled += len(rounds) - first
         guard.pause()
         return True
 
-    def _begin_too_late(self, rounds: Sequence[Sequence[Samples]]) -> bool:
-        """Whether each of the first rounds has found a rank late, not counting those that a GPU
-        held back has spoilt."""
-        return len(rounds) - self._throttled >= FEWEST and not any(map(_is_usable, rounds))
+    def _begin_too_late(self, taken: int) -> bool:
+        """Whether all of the first rounds have found a rank late, of so many taken so far; not
+        counting those that a GPU held back has spoilt."""
+        return taken - self._throttled >= FEWEST and not self._usable
 
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
-        usable = [*filter(_is_usable, rounds)]
-        policy, number = self._policy, len(usable)
+        policy, number = self._policy, len(self._usable)
         requested = self._job.samples or policy.iters
         limit = max(
             most_seconds(self._job, policy, LEAST), (requested or 0) * seconds / len(rounds)
@@ -336,14 +345,15 @@ class StepTrial:
             return STOPS.index("budget")
         if len(rounds) - self._throttled > 3 * max(FEWEST, number, requested or 0):
             return STOPS.index("max_n")
-        if requested is not None or not usable:
+        if requested is not None or not number:
             return STOPS.index("fixed") if requested and number >= requested else 0
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
-        step_times, silent, _ = (
-            Samples.concatenate(part).times for part in zip(*usable, strict=True)
-        )
         if number < EVERY or number >= self._look:
             self._look = number + stats.next_block(number)
+            usable = [rounds[at] for at in self._usable]
+            step_times, silent, _ = (
+                Samples.concatenate(part).times for part in zip(*usable, strict=True)
+            )
             exposed = bound_mean(np.asarray(step_times - silent, dtype=float))
             narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(step_times))
             least = policy.precision, LEAST, seconds, policy.min_seconds
@@ -392,11 +402,18 @@ class StepTrial:
 
         return [counted.count_once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
 
-    def _watches(self) -> int:
-        """The number of steps to watch."""
-        numbers = len(self._program.ops) * self._control.n
-        (most,) = self._control.decide([min(WATCHED, MOST_WATCHED // (2 * max(1, numbers)))])
-        return most
+    def _watch(self, sync: Sync) -> list[list[list[list[int]]]]:
+        """By rank, what it saw of each step that was watched. Where operations of all ranks are too
+        many, those of rank 0 alone, once at least."""
+        ops, n = max(1, len(self._program.ops)), self._control.n
+        of_all, of_first = (MOST_WATCHED // (2 * ops * ranks) for ranks in (n, 1))
+        most, by_all = self._control.decide(
+            [min(WATCHED, of_all or max(1, of_first)), int(of_all > 0)]
+        )
+        steps = [self._once_watched(sync) for _ in range(most)]
+        if by_all:
+            return self._control.collect(steps)
+        return [self._control.broadcast(steps), *[[]] * (n - 1)]
 
     def _once_watched(self, sync: Sync) -> list[list[int]]:
         """The times at which operations of a watched step began and ended, and the program began to
@@ -440,12 +457,11 @@ class StepTrial:
             operation_times[at] = replace(operation_times[at], with_ns=step_times, without_ns=times)
 
     def _gathered(
-        self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
+        self, watched: Sequence[list[list[list[int]]]], alone: dict[str, list[int]]
     ) -> list[list[Operation]]:
-        """The times seen of each operation of each rank's program, by rank; empty but at rank 0."""
-        everyone = self._control.collect(watched)
+        """The times seen of each operation of each rank's program, by rank."""
         operations = []
-        for rank, steps in enumerate(everyone):
+        for rank, steps in enumerate(watched):
             ops = self._step.program(rank).ops
             operations.append(
                 [
@@ -560,11 +576,6 @@ def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
     return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
 
 
-def _is_usable(parts: Sequence[Samples]) -> bool:
-    """Whether no part of a round has a late sample."""
-    return not any(part.late.any() for part in parts)
-
-
 def _measure_round(
     samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync
 ) -> list[Samples]:
@@ -586,8 +597,12 @@ def _join_rounds(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
 def _list_used(step: Step, on_device: bool) -> list[tuple[str, str]]:
     """Groups of more than one rank with the lanes on them, in an order that is the same on all
     ranks."""
-    first = [program.ranks[0] for program in step.programs if program.ranks]
-    used = {operation.site for rank in first for operation in list_played(step, rank, "gloo")}
+    used = {
+        (group, lane)
+        for program in step.programs
+        for group, lane in {site_of(op) for op in program.ops if op.communicates and program.ranks}
+        if len(step.members(group, program.ranks[0])) > 1
+    }
     return sorted(
         (group, site_lane)
         for group, lane in used

@@ -241,8 +241,8 @@ def detect_variables(
             row, variables
         ):
             member = _read_member(row, variables)
-            if launcher == "auto" and row.name == "srun" and member.n == 1:
-                continue  # one task is an interactive step: it starts ranks of its own
+            if launcher == "auto" and _is_interactive(row, member, variables):
+                continue
             return member
     if launcher != "auto":
         lacking = (
@@ -257,6 +257,13 @@ def detect_variables(
             f"check that {launcher} has started this process",
         )
     return None
+
+
+def _is_interactive(row: Launcher, member: Membership, variables: Variables) -> bool:
+    """Whether srun, which may speak PMI as well, has started one task: a step in which a user
+    works, and a command starts ranks of its own."""
+    by_srun = row.name == "srun" or row.signs == ("PMI_RANK",)
+    return by_srun and member.n == 1 and bool(variables.get("SLURM_STEP_ID"))
 
 
 def describe_member(member: Membership) -> str:

@@ -10,30 +10,31 @@ comes to the one process that plans, prints and records.
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.backend_info import backend_info
+from collbench.core.backend_info import backend_info, list_settings
 from collbench.core.errors import CannotRun, RunBroken, UsageError
 from collbench.core.text import is_readable, print_message
-from collbench.machine import environment
+from collbench.machine import environment, variables
 from collbench.machine.load import Load
 from collbench.records.types import Record, World
 from collbench.run import memory
 from collbench.run.jobs import Plan
+from collbench.run.launch import environments
 from collbench.run.launch.board import LEAVE_SECONDS, Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import MEET_SECONDS, Side, Told
@@ -54,6 +55,21 @@ _GUARD = 1.0  # seconds between looks at who keeps the places
 
 
 _AT_ONCE = 32  # places that are asked
+
+
+_OWN = (
+    "COLLBENCH_TOKEN",
+    "COLLBENCH_WEBHOOK_URL",
+    "COLLBENCH_HISTORY",
+    "COLLBENCH_HOME",
+    "COLLBENCH_HOSTS",
+    "COLLBENCH_SSH",
+    "COLLBENCH_WORLD",
+)
+
+
+# What a scheduler or launcher has told the launching process of itself.
+_OF_JOBS = re.compile(r"(SLURM|PBS|FLUX|MASTER)_\w+|RANK|WORLD_SIZE|LOCAL_RANK")
 
 
 class Place(Protocol):
@@ -116,8 +132,8 @@ class PlaceSource(Protocol):
 class Places(FreshRanks):
     """Seats for the ranks of worlds, which take some of them; held until ``close``."""
 
-    def __init__(self, launcher: str, passed: re.Pattern[str] | None = None) -> None:
-        """``passed`` are the variables of this process that hold for all ranks."""
+    def __init__(self, launcher: str, passed: Mapping[str, str] = MappingProxyType({})) -> None:
+        """``passed`` are variables that ranks are started with, and places do not have."""
         self.launcher, self._passed = launcher, passed
         self.seats: list[Seat] = []
 
@@ -155,7 +171,14 @@ class Places(FreshRanks):
     def environment(self) -> dict[str, Any]:
         """The first rank's node; the git repository is this process's."""
         (answer,) = self._answers(self.among(1), [Question()])
-        return {**answer.described, "git": environment.gather_facts(Path.cwd())["git"]}
+        git = environment.gather_facts(Path.cwd())["git"]
+        return {**self._describe(answer, self._passed), "git": git}
+
+    def _describe(self, answer: Answer, settings: Mapping[str, str]) -> dict[str, Any]:
+        """What a place has described, with the settings that its ranks are started with."""
+        described = answer.described
+        recorded = {**described.get("variables", {}), **variables.select_variables(settings)}
+        return {**described, "variables": recorded}
 
     def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
         """The memory that ranks of a world of n share, on the node where each has the least. Where
@@ -172,8 +195,9 @@ class Places(FreshRanks):
         at rank 0's. Raises CannotRun and UsageError, which name the host."""
         seats = [seat for seat in self.seats if seat.number == 0]
         answers = self._answers(seats, [Question(side=_make_side(home, name))] * len(seats))
-        git = home.described.get("git")
-        return msgspec.structs.replace(home, described={**answers[0].described, "git": git})
+        described = self._describe(answers[0], {**self._passed, **home.variables})
+        described["git"] = home.described.get("git")
+        return msgspec.structs.replace(home, described=described)
 
     def list_unlike(self, path: Path) -> list[str]:
         """The hosts on which ``path`` is not the file that it is here."""
@@ -229,6 +253,22 @@ class SideRanks(FreshRanks):
         self._side = msgspec.structs.replace(self._side, renewed=self._side.renewed + 1)
 
 
+def select_settings(environ: Mapping[str, str], with_path: bool = True) -> dict[str, str]:
+    """Variables of the launching process that hold on all hosts: settings of libraries, as a run
+    records them, and collbench's own but for secrets and places of files."""
+    prefixes = list_settings()
+    chosen = {
+        name: value
+        for name, value in environ.items()
+        if (variables.ALLOWED.fullmatch(name) or name.startswith((*prefixes, "COLLBENCH_")))
+        and name not in _OWN
+        and not _OF_JOBS.fullmatch(name)
+    }
+    if with_path and environ.get("PYTHONPATH"):
+        chosen["PYTHONPATH"] = environ["PYTHONPATH"]
+    return environments.strip_variables(chosen)
+
+
 def _make_side(home: Home, name: SideName) -> Side:
     return Side(
         "" if home.python == sys.executable else home.python, home.variables, home.tree, f"--{name}"
@@ -244,14 +284,14 @@ def make_instructions(
     plan: Plan,
     seats: list[Seat],
     launcher: str,
-    passed: re.Pattern[str] | None,
+    passed: Mapping[str, str],
     side: Side | None = None,
 ) -> list[Told]:
-    """Instructions for each rank of a world. Where a place has GPUs of its own, the rank sees those
-    of all ranks beside it, so that they can reach each other's memory."""
+    """Instructions for each rank of a world, with the variables that are ``passed``. Where a place
+    has GPUs of its own, the rank sees those of all ranks beside it, so that they can reach each
+    other's memory."""
     world, key = secrets.token_hex(8), secrets.token_hex(16)
-    common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
-    if unreadable := [name for name, value in common.items() if not is_readable(value)]:
+    if unreadable := [name for name, value in passed.items() if not is_readable(value)]:
         raise UsageError(
             f"{unreadable[0]}: its value is not UTF-8, and cannot be passed to other hosts",
             f"unset {unreadable[0]}, or give it another value",
@@ -266,7 +306,7 @@ def make_instructions(
             )
         )
         device_variables = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-        env = {**common, **device_variables, **dict(plan.env), **(side.env if side else {})}
+        env = {**passed, **device_variables, **dict(plan.env), **(side.env if side else {})}
         member = Membership(launcher, rank, plan.n, neighbours.index(seat), len(neighbours))
         address = seats[0].node.address
         instructions.append(Told(member, address, world, key, env, None if rank else plan, side))

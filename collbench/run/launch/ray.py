@@ -25,13 +25,11 @@ from collbench.machine import environment
 from collbench.run.launch import folders
 from collbench.run.launch.fresh import MEET_SECONDS, Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
-from collbench.run.launch.places import Node, Places, Seat
+from collbench.run.launch.places import Node, Places, Seat, select_settings
 from collbench.run.launch.world import Said
 from collbench.suite.sweep import Axes, Suite
 
-PASSED_ON = re.compile(
-    r"(NCCL|GLOO|UCX|TORCH|OMP|FI|TRITON)_\w+"
-)  # settings that ranks have of the driver
+OF_RAY = re.compile(r"\w+_VISIBLE_DEVICES")  # variables that Ray sets for each of its actors
 
 
 PLACEMENTS = ("pack", "spread")
@@ -126,8 +124,9 @@ class RankActor(Keeper):
     def answer(self, question: str) -> str:
         """The answer to a question, both in JSON."""
         answer = self.ask(msgspec.json.decode(question, type=Question))
-        # Ray's doing, and another GPU each time
-        answer.described.get("variables", {}).pop("CUDA_VISIBLE_DEVICES", None)
+        recorded = answer.described.get("variables", {})
+        for name in filter(OF_RAY.fullmatch, list(recorded)):  # another GPU each time
+            del recorded[name]
         return as_json(answer)
 
     def run_rank(self, instructions: str) -> Iterator[str]:
@@ -181,7 +180,7 @@ class Cluster(Places):
                 "--virtual-ranks, --share-gpu: on Ray every rank has a GPU of its own",
                 "leave --virtual-ranks and --share-gpu out",
             )
-        super().__init__("ray", PASSED_ON)
+        super().__init__("ray", select_driver_settings(os.environ))
         self._spread = where.placement == "spread"
         self._gpus = any(backend_info(name).gpu for name in suite.values("backends"))
         self._ray = where.connect()
@@ -243,6 +242,12 @@ class Cluster(Places):
         if self._group:
             remove_placement_group(self._group)
         self._ray.shutdown()
+
+
+def select_driver_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The driver's settings that ranks have: but for those, and the path, that are Ray's doing."""
+    settings = select_settings(environ, with_path=False)
+    return {name: value for name, value in settings.items() if not OF_RAY.fullmatch(name)}
 
 
 def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:

@@ -28,17 +28,15 @@ from typing import Any
 
 import msgspec
 
-from collbench.core.backend_info import list_settings
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import format_count, plain_line, print_message
 from collbench.core.version import __version__
-from collbench.machine import variables
-from collbench.run.launch import environments, join
+from collbench.run.launch import join
 from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.host_list import ListedHost
 from collbench.run.launch.launched import PRESENT_SECONDS, Far
 from collbench.run.launch.meeting import NAMES_HINT, SILENT_SHARE, say_silent
-from collbench.run.launch.places import Node, Places, Seat
+from collbench.run.launch.places import Node, Places, Seat, select_settings
 from collbench.suite.sweep import Axes, Suite
 from collbench.survive.crash import HINTS, LIMITS
 
@@ -55,21 +53,6 @@ _LOOK_SECONDS = 0.2
 
 
 _LAST_LINES = 3  # of standard error, that say why ssh ended
-
-
-_OWN = (
-    "COLLBENCH_TOKEN",
-    "COLLBENCH_WEBHOOK_URL",
-    "COLLBENCH_HISTORY",
-    "COLLBENCH_HOME",
-    "COLLBENCH_HOSTS",
-    "COLLBENCH_SSH",
-    "COLLBENCH_WORLD",
-)
-
-
-# What a scheduler or launcher has told the launching process of itself.
-_OF_JOBS = re.compile(r"(SLURM|PBS|FLUX|MASTER)_\w+|RANK|WORLD_SIZE|LOCAL_RANK")
 
 
 # The dynamic loader finds libraries by these. sshd, not the command, sets them on a host: what one
@@ -320,22 +303,6 @@ def split_ssh_words(text: str, silence: float) -> list[str]:
     }
     added = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [*words, "-T", "-x", "-a", *added]
-
-
-def select_settings(environ: Mapping[str, str], with_path: bool = True) -> dict[str, str]:
-    """Variables of the launching process that hold on all hosts: settings of libraries, as a run
-    records them, and collbench's own but for secrets and places of files."""
-    prefixes = list_settings()
-    chosen = {
-        name: value
-        for name, value in environ.items()
-        if (variables.ALLOWED.fullmatch(name) or name.startswith((*prefixes, "COLLBENCH_")))
-        and name not in _OWN
-        and not _OF_JOBS.fullmatch(name)
-    }
-    if with_path and environ.get("PYTHONPATH"):
-        chosen["PYTHONPATH"] = environ["PYTHONPATH"]
-    return environments.strip_variables(chosen)
 
 
 def digest_loader_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -69,6 +69,9 @@ FOLLOWING = (signal.SIGABRT, signal.SIGTERM)
 LOST = re.compile(r" lost (?:rank |others, |another rank |the process in which )")
 
 
+RECORD = '{"line":{'  # how a rank's message begins that is a world or a record
+
+
 STOPPED = Death(IS_STOPPED)
 
 
@@ -130,11 +133,17 @@ class RankWatch:
         self._over = math.inf
 
     def handle_line(self, rank: int, line: bytes | str) -> Said:
-        """Take in a message of a rank, and pass on what the listener is to hear."""
+        """Take in a message of a rank, and pass on what the listener is to hear. Raises RunBroken
+        for a record that breaks a rule of records."""
         try:
             message = msgspec.json.decode(line, type=Said)
-        except msgspec.DecodeError:  # another module prints, before a rank keeps its output apart
-            message = Said(says=line if isinstance(line, str) else line.decode(errors="replace"))
+        except msgspec.DecodeError as e:
+            text = line if isinstance(line, str) else line.decode(errors="replace")
+            if text.startswith(RECORD):
+                hint = "this is a fault of collbench, please report it"
+                raise self.accuse(rank, f"sent a line that cannot be kept ({e})", hint) from e
+            # another module prints, before a rank keeps its output apart
+            message = Said(says=text)
         if message.line is not None:
             self.listener.accept(message.line)
         elif message.further:

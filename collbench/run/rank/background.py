@@ -122,9 +122,17 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
         case, collective="all_reduce", nbytes=4, dtype="int32", op="sum", root=-1, splits=""
     )
     (buffers,), (flag_buffers,) = allocate_slots(backend, [case, flag], [0])
-    seed = bench.policy.seed + zlib.crc32(case.key.encode()) + group_control.number
+    key = zlib.crc32(case.key.encode()) + group_control.number
     beat = partial(bench.board.beat, bench.rank)
-    checker = Checker(case, seed, group_control.rank, backend.device, backend.premultiplies, beat)
+    checker = Checker(
+        case,
+        bench.policy.seed,
+        group_control.rank,
+        backend.device,
+        backend.premultiplies,
+        beat,
+        key,
+    )
     checker.poison(buffers.written)
     checker.fill_send(buffers.send, 0)
     call, vote = (

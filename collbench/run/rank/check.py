@@ -103,7 +103,8 @@ class Checker:
     layout; an in-place case passes the slices that ``payload.in_place_offsets`` names. ``slot``
     tells rotating buffers apart, their contents differ. ``premultiplies``: the backend's avg
     multiplies by 1/n before it adds. ``beat`` is called for every window of a buffer, so that
-    whoever watches sees large ones move.
+    whoever watches sees large ones move. ``seed`` alone draws the scenarios, which cases share;
+    with ``key`` it says which of them each element plays, so that no two cases share data.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class Checker:
         device: torch.device | str,
         premultiplies: bool = False,
         beat: Callable[[], object] = lambda: None,
+        key: int = 0,
     ) -> None:
         self._beat = beat
-        self.case, self.seed, self.bits = case, seed, BITS[case.type.size]
+        self.case, self.seed, self.bits = case, seed + key, BITS[case.type.size]
         self.sends = payload.send_layout(case, rank)
         self.receives = payload.recv_layout(case, rank)
         self.tolerance = (

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from collbench.core.errors import first_line
-from collbench.machine.routes import find_named_interface
+from collbench.machine.routes import find_named_interface, resolve_host_name
 from collbench.run.rank.control import Control
 
 CONNECT_S = 10.0
@@ -43,7 +43,7 @@ def control_address() -> str:
     name resolves."""
     name = find_named_interface()
     if not name:
-        return socket.gethostbyname(socket.gethostname())
+        return resolve_host_name()
     addresses = psutil.net_if_addrs().get(name, ())
     for family in (socket.AF_INET, socket.AF_INET6):
         for address in addresses:

@@ -15,7 +15,7 @@ from collbench.core.errors import CannotRun
 from collbench.machine import amd, topology
 from collbench.machine import gpu as machine_gpu
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask_nvml, load_nvml, read_fields, xid_events
-from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
+from collbench.records.types import PROGRAM_XIDS, UNEXPLAINED_THROTTLE, GpuState
 from collbench.run.rank.control import Control
 from collbench.run.rank.stream import Stream
 
@@ -190,12 +190,12 @@ class NvmlWatch:
     def _xid(self) -> int | None:
         if self._events is None:
             return None
-        last = 0
+        last: int | None = 0
         for _ in range(MOST_EVENTS):
             event = ask_nvml(self._nvml, "EventSetWait_v2", self._events, 0)
             if event is None:  # a time-out: no more have come
                 break
-            last = int(event.eventData)
+            last = _choose_xid(last, int(event.eventData))
         return last
 
     def close(self) -> None:
@@ -376,9 +376,15 @@ def worst_state(earlier: GpuState, now: GpuState) -> GpuState:
         name: _pick_known(max, earlier, now, name) for name in ("celsius", "watts", *COUNTERS)
     }
     reasons = tuple(dict.fromkeys((*earlier.throttle, *now.throttle)))
-    return msgspec.structs.replace(
-        now, **lowest, **highest, throttle=reasons, xid=now.xid or earlier.xid
-    )
+    xid = _choose_xid(earlier.xid, now.xid)
+    return msgspec.structs.replace(now, **lowest, **highest, throttle=reasons, xid=xid)
+
+
+def _choose_xid(earlier: int | None, now: int | None) -> int | None:
+    """The later of two, unless it is a program's fault and the earlier is not."""
+    if not now or (earlier and now in PROGRAM_XIDS and earlier not in PROGRAM_XIDS):
+        return earlier
+    return now
 
 
 def state_since(first: GpuState, last: GpuState) -> GpuState:

@@ -36,6 +36,9 @@ from collbench.suite.case import Case
 T = 4096  # scenarios
 
 
+DRAWN_ARRAYS = 12  # of (ranks, T) numbers of 8 bytes, at once: ten seen, beside two that are kept
+
+
 WINDOW = 1 << 18  # elements that share a place; every pass over a buffer is cut at its multiples
 
 
@@ -43,9 +46,6 @@ Array = NDArray[Any]
 
 
 _MASK = (1 << 64) - 1
-
-
-_RANK = 32  # symbolic cells: bits from here on name ranks, those below the cell
 
 
 def _mix64(x: Any) -> Any:
@@ -324,27 +324,34 @@ class Tables(NamedTuple):
         return encode_values(self.inputs[rank % len(self.inputs)], self.dtype)
 
     def expected(self, ranks: tuple[int, ...]) -> Array:
-        """The result of reducing the contributions of ``ranks``; of none: the copied pattern."""
+        """The result of reducing the contributions of ``ranks``, of which avg divides by the number
+        of all; of none: the copied pattern."""
         if not ranks:
             return self.send(0)
         scale = _SCALE.get(self.op)
-        scaled = [
+        scaled = (
             (self.inputs[rank] * (scale(rank) if scale else 1)).astype(self.inputs.dtype)
             for rank in ranks
-        ]
+        )
         total = functools.reduce(OPS[self.op].combine, scaled)
+        n = len(self.inputs)
         return encode_values(
-            _FINISH[self.op](total, len(ranks)) if self.op in _FINISH else total, self.dtype
+            _FINISH[self.op](total, n) if self.op in _FINISH else total, self.dtype
         )
 
 
 def make_tables(case: Case, seed: int) -> Tables:
-    """The scenarios of a case; shared by all its sizes."""
+    """The scenarios of a case; shared by all cases of its reduction and type on as many ranks."""
     return (
         _make_tables(case.op, case.dtype, case.n, seed)
         if case.row.reduces
         else _make_tables("none", case.dtype, 1, seed)
     )
+
+
+def count_table_bytes(case: Case) -> int:
+    """Bytes that a rank takes, at most, to draw the scenarios of a case."""
+    return DRAWN_ARRAYS * case.n * T * 8 if case.row.reduces else 0
 
 
 @functools.lru_cache(maxsize=2)
@@ -385,27 +392,31 @@ def _cell_lengths(case: Case) -> NDArray[np.int64]:
     as a whole."""
     if case.splits:
         return case.matrix
-    return np.full((case.n, case.row.counts(case.n, 1)[0]), case.count)
+    return np.broadcast_to(np.int64(case.count), (case.n, case.row.counts(case.n, 1)[0]))
 
 
 @functools.lru_cache(maxsize=4)
 def _list_arrivals(
-    name: str, n: int, root: int, listed: bool, rank: int
+    name: str, n: int, root: int, rank: int
 ) -> list[tuple[tuple[int, ...], int]] | None:
-    """The (ranks, cell) that make up what ``rank`` receives: the table's ``result`` run over
-    symbols, one a cell."""
+    """The (ranks, cell) that make up what ``rank`` receives, by the table's ``result``: run over
+    the cells' numbers, then over a bit for each rank, which all its cells share. Nothing of n x n
+    is made."""
     row = COLLECTIVES[name]
-    cells = range(row.counts(n, 1)[0])
-    inputs = [
-        np.array([cell | 1 << (_RANK + source) for cell in cells], object) for source in range(n)
-    ]
-    inputs = [symbols.reshape(-1, 1) for symbols in inputs] if listed else inputs
-    symbols = row.result(inputs, np.bitwise_or, max(root, 0))[rank]
-    if symbols is None:
+    numbers: Array = np.arange(row.counts(n, 1)[0])
+    numbers = numbers.reshape(-1, 1) if row.uneven else numbers
+    bits = [np.broadcast_to(np.array(1 << source, object), numbers.shape) for source in range(n)]
+
+    def join(a: Array, b: Array) -> Array:
+        return np.broadcast_to(a[:1] | b[:1], a.shape)
+
+    cells = row.result([numbers] * n, np.maximum, max(root, 0))[rank]
+    senders = row.result(bits, join, max(root, 0))[rank]
+    if cells is None:
         return None
     return [
-        (tuple(r for r in range(n) if s >> (_RANK + r) & 1), s & ((1 << _RANK) - 1))
-        for s in symbols
+        (tuple(source for source in range(n) if of_cell >> source & 1), int(cell))
+        for of_cell, cell in zip(senders, cells, strict=True)
     ]
 
 
@@ -419,13 +430,12 @@ def recv_layout(case: Case, rank: int) -> list[Piece] | None:
     """The contents that ``rank``'s receive buffer must have, from ``Tables.expected(piece.ranks)``;
     None if undefined."""
     sizes = _cell_lengths(case)
-    starts = sizes.cumsum(1) - sizes
-    arrivals = _list_arrivals(case.collective, case.n, case.root, bool(case.splits), rank)
+    arrivals = _list_arrivals(case.collective, case.n, case.root, rank)
     if arrivals is None:
         return None
     pieces, start = [], 0
     for (first, *others), cell in arrivals:
-        length, offset = int(sizes[first, cell]), int(starts[first, cell])
+        length, offset = int(sizes[first, cell]), int(sizes[first, :cell].sum())
         stream, ranks = (0, (first, *others)) if case.row.reduces else (first, ())
         if length:
             pieces.append(Piece(start, length, stream, offset, ranks))

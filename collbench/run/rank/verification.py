@@ -42,13 +42,14 @@ class Verification:
         self._keys = [0] * len(slots)  # what each slot's data were drawn by
         self._kept = [0] * len(slots)  # and those that put_back brings back
         self._groups = (bench.backend.control or bench.control).groups
-        # no two cases share data
-        self._seed = policy.seed + zlib.crc32(case.key.encode())
+        key = zlib.crc32(case.key.encode())  # no two cases share data
+        self._seed = policy.seed + key
         device = bench.backend.device
         premultiplies = bench.backend.premultiplies and case.algorithm == "native"
         beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
-            Checker(case, self._seed, rank, device, premultiplies, beat) for rank in bench.ranks
+            Checker(case, policy.seed, rank, device, premultiplies, beat, key)
+            for rank in bench.ranks
         ]
         # repeated in place, a reduction feeds on its own result: inputs are put back before each
         # call

@@ -2,23 +2,26 @@
 the runs ended.
 
 A case is one set of labels, none of which changes from night to night, so that its gauges are the
-same time series each time.
+same time series each time. Runs of one suite, machine and night (noon to noon, UTC) are launches of
+one measurement, as under a launcher, where each run is a launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import datetime
 from typing import Any, get_args
 
 from collbench.core.text import format_settings, plain_line
 from collbench.records.machines import name_machine
 from collbench.records.origins import is_fake
-from collbench.records.points import Point, make_points
-from collbench.records.rows import make_rows
+from collbench.records.points import Point, over_launches
+from collbench.records.rows import group_rows, make_rows, select_fit
 from collbench.records.types import RunFile, Status
 from collbench.show.document import Document, Gauge
 from collbench.suite.case import Case
+
+NOON, DAY = 43_200.0, 86_400.0  # seconds
 
 CASE_GAUGES = {  # by what a case has
     "time_seconds": "Time of a call: the median over launches.",
@@ -46,7 +49,8 @@ def make_document(files: Sequence[RunFile]) -> Document:
 
 def list_run_gauges(files: Sequence[RunFile]) -> list[Gauge]:
     """The gauges of every run and of its cases, metric by metric."""
-    gauges = [gauge for file in files for gauge in (*_describe_run(file), *_describe_cases(file))]
+    gauges = [gauge for file in files for gauge in _describe_run(file)]
+    gauges += [gauge for night in _group_by_night(files) for gauge in _describe_cases(night)]
     order = [f"collbench_run_{name}" for name in RUN_GAUGES]
     order += [f"collbench_case_{name}" for name in CASE_GAUGES]
     return sorted(gauges, key=lambda gauge: order.index(gauge.name))
@@ -85,17 +89,32 @@ def _describe_run(file: RunFile) -> list[Gauge]:
     ]
 
 
-def _describe_cases(file: RunFile) -> list[Gauge]:
-    """The gauges of a run's cases that have a time."""
-    labels = _label_run(file)
-    if file.run.policy.inject:
-        labels["fault"] = plain_line(file.run.policy.inject)
+def _group_by_night(files: Sequence[RunFile]) -> list[list[RunFile]]:
+    """Runs that were measured alike in one night; an imported log is a measurement of its own."""
+    groups: dict[Hashable, list[RunFile]] = {}
+    for file in files:
+        run, started = file.run, parse_time(file.run.started)
+        night = run.id if started is None or run.imported else (started - NOON) // DAY
+        key = (*_label_run(file).values(), run.policy, night)
+        groups.setdefault(key, []).append(file)
+    return [*groups.values()]
+
+
+def _describe_cases(files: Sequence[RunFile]) -> list[Gauge]:
+    """The gauges of the cases that have a time, over all launches of runs that were measured
+    alike."""
+    labels = _label_run(files[0])
+    if fault := files[0].run.policy.inject:
+        labels["fault"] = plain_line(fault)
     values: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in CASE_GAUGES}
-    for point in sorted(make_points(make_rows([file])), key=lambda point: point.case.reading_order):
+    rows = group_rows(make_rows(files), lambda row: (row.case, row.predicted))
+    points = [over_launches(launches) for launches in rows.values() if select_fit(launches)]
+    for point in sorted(points, key=lambda point: point.case.reading_order):
         for name, value in _measure_point(point).items():
             values[name].append(({**labels, **label_case(point.case), "over": point.over}, value))
+    ended = max((time for time in map(_find_time, files) if time is not None), default=None)
     return [
-        Gauge(f"collbench_case_{name}", about, values[name], _find_time(file))
+        Gauge(f"collbench_case_{name}", about, values[name], ended)
         for name, about in CASE_GAUGES.items()
     ]
 

@@ -72,8 +72,8 @@ def count_findings(view: View) -> int:
 
 
 def answer_table(view: View) -> Table | None:
-    """Fastest, peak and data as figures to be seen at once; None unless there is one collective in
-    one mode, and any of them is known."""
+    """Latency floor, peak and data as figures to be seen at once; None unless there is one
+    collective in one mode, and any of them is known."""
     floors = list_floors(view)
     if len(floors) != 1:
         return None
@@ -81,7 +81,7 @@ def answer_table(view: View) -> Table | None:
     lines = [
         Line((name, value, f"{sure}, {at}" if sure else at), weight="notice" if "(" in at else "")
         for name, value, sure, at in (
-            ("fastest", floor, floor_sure, floor_at),
+            ("latency floor", floor, floor_sure, floor_at),
             ("peak busbw", peak if peak in UNKNOWN else f"{peak} GB/s", peak_sure, peak_at),
         )
         if value != "-"

@@ -640,6 +640,8 @@ def test_fingerprint_stays_where_the_machine_does(
     monkeypatch.setenv("MASTER_PORT", "29999")
     monkeypatch.setenv("NCCL_COMM_ID", "10.0.0.7:1234")
     monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1;tcp://10.0.0.7")
+    for variable in ("I_MPI_HYDRA_UUID", "FI_OPX_UUID"):  # new at each launch
+        monkeypatch.setenv(variable, "a0b1")
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     server.add(
         {"proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {1 << 20} kB\nSwapTotal: 8 kB"}

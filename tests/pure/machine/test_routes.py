@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from collbench.machine.routes import find_default_interface, is_inner_bridge
+from collbench.machine.routes import (
+    find_default_interface,
+    is_inner_bridge,
+    resolve_host_name,
+)
 
 HEAD = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 NEAR = "eth1\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
@@ -61,3 +66,19 @@ def test_a_bridge_without_a_card_is_inside_the_host(
     assert is_inner_bridge("br0", tmp_path) is is_inner
     assert not is_inner_bridge("eth9", tmp_path)
     assert not is_inner_bridge("absent", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("known", "address"),
+    [
+        ([("inet6", "2001:db8::1"), ("inet", "10.0.0.7")], "10.0.0.7"),
+        ([("inet6", "fe80::1%eth0")], "fe80::1"),
+    ],
+)
+def test_the_hosts_name_resolves_to_ipv4_if_it_can(
+    known: list[tuple[str, str]], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+    found = [(families[name], socket.SOCK_STREAM, 6, "", (at, 0)) for name, at in known]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
+    assert resolve_host_name() == address

@@ -333,6 +333,24 @@ def test_a_run_is_whole_whatever_becomes_of_its_file(
         run_file.Writer(writer.path)
 
 
+@pytest.mark.parametrize("change", [rename, append])
+def test_a_file_of_which_a_call_reads_but_a_part_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], Path]
+) -> None:
+    """As Linux does with more than 2 GiB."""
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: read(fd, min(n, 100), at))
+    writer, records = three(tmp_path / "a.jsonl")
+    writer.close()
+    again = run_file.Writer(writer.path)
+    again.write(records[1])
+    assert (again.path, again.moved, again.lost) == (writer.path, "", "")
+    change(again.path)
+    again.write(records[2])
+    assert [r.case for r in run_file.read_file(again.path).records] == [r.case for r in records]
+    assert not again.lost
+
+
 def test_a_run_that_is_written_anew_onto_a_full_disk_keeps_its_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

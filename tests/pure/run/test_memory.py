@@ -15,6 +15,7 @@ from collbench.machine import cpus
 from collbench.run import memory, plan
 from collbench.run.collectives import RUNNER
 from collbench.run.jobs import Job
+from collbench.run.rank.payload import T
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -133,6 +134,15 @@ def test_what_a_library_keeps_of_its_own_is_counted_with_each_pair_of_buffers() 
     assert four - one >= 3 * 4 * GIB
     job = RUNNER.fit(case, Policy(), memory.Room("on this host", 17 * GIB, 64 * GIB, 1, 0), None)
     assert isinstance(job, Job) and job.rotation == 4
+
+
+def test_what_sums_are_compared_with_takes_memory_by_the_rank_on_hosts() -> None:
+    def measure(backend: str, n: int) -> int:
+        case = Case(collective="all_reduce", backend=backend, n=n, nbytes=8, op="sum")
+        return RUNNER.measure_memory(Job(case, 1, ""), Policy())
+
+    assert measure("gloo", 1002) - measure("gloo", 2) >= 1000 * 8 * T
+    assert measure("nccl", 1002) == measure("nccl", 2)
 
 
 def test_a_collective_in_the_background_must_fit_too() -> None:

@@ -350,7 +350,7 @@ SWEPT = [case(nbytes, n=2) for nbytes in (64, 16 << 10, 1 << 20, 16 << 20, 64 <<
 
 
 def spent(
-    clock: Clock, seconds: float, slow: float, cycles: int = 3
+    clock: Clock, seconds: float, slow: float, cycles: int = 3, swept: list[Case] = SWEPT
 ) -> tuple[float, list[Record], list[Case]]:
     """Seconds that a run of so many worlds took, what it measured, and what it dropped, on a
     machine on which everything takes ``slow`` times as long as guessed."""
@@ -358,7 +358,7 @@ def spent(
     budget = BudgetPace(seconds, POLICY, lambda job: dropped.append(job.case))
     began, found = clock.now, []
     worlds = [
-        planned(*(msgspec.structs.replace(each, cycle=cycle) for each in SWEPT), index=cycle)
+        planned(*(msgspec.structs.replace(each, cycle=cycle) for each in swept), index=cycle)
         for cycle in range(cycles)
     ]
     for current in [budget.open_plan(each) for each in worlds]:
@@ -383,6 +383,48 @@ def test_a_budget_is_kept(clock: Clock, seconds: float, slow: float) -> None:
     assert took <= 1.1 * seconds
     assert len(found) + len(dropped) == 3 * len(SWEPT)
     assert all(len(each.times_ns) >= FEWEST_SAMPLES for each in found)
+
+
+def test_what_a_guess_alone_has_no_time_for_is_not_dropped(clock: Clock) -> None:
+    """As by the guess of a CPU where a library of its own has the GPUs: 8 GiB take minutes by it,
+    and seconds in fact."""
+    swept = [*SWEPT, case(1 << 30, n=2), case(8 << 30, n=2)]
+    took, found, dropped = spent(clock, 120.0, 0.02, swept=swept)
+    assert not dropped and len(found) == 3 * len(swept) and took <= 120.0
+
+
+def test_what_a_tenth_of_its_guess_has_no_time_for_is_dropped_at_once(clock: Clock) -> None:
+    _, found, dropped = spent(clock, 3.0, 1.0, cycles=1, swept=[case(8 << 30, n=2)])
+    assert not found and [each.nbytes for each in dropped] == [8 << 30]
+
+
+def test_the_cheapest_large_case_comes_before_others_in_whichever_world(clock: Clock) -> None:
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    budget.open_plan(planned(SWEPT[1], SWEPT[0]))
+    budget.open_plan(planned(SWEPT[4], SWEPT[3], SWEPT[0], SWEPT[2], index=1))
+    order = []
+    for _ in range(2):
+        while jobs := budget.next_jobs():
+            order += [job.case for job in jobs]
+    assert order == [SWEPT[0], SWEPT[1], SWEPT[2], SWEPT[4], SWEPT[3], SWEPT[0]]
+
+
+def test_the_key_of_each_case_is_made_once_and_few_cases_correct_guesses(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, key = [], Case.key.fget
+
+    def count(what: Case) -> str:
+        made.append(what)
+        return str(key(what))  # type: ignore[misc]
+
+    monkeypatch.setattr(Case, "key", property(count))
+    monkeypatch.setattr(pace, "PAIRS", 8)
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
+    budget.open_plan(planned(*(case(4 * (i + 1), n=2) for i in range(20))))
+    while jobs := budget.next_jobs():
+        budget.accept(record(jobs[0].case, seconds=0.1))
+    assert len(made) == 20 and len(budget._cost_pairs[False]) == 8
 
 
 STEPPED = Step(

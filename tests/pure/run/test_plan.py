@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import factories
 import pytest
 
-from collbench.run import collectives, plan
+from collbench.run import collectives, order, plan
 from collbench.run.jobs import Job
+from collbench.run.memory import Room
 from collbench.run.plan import GUESS_LOAD, GUESS_WORLD
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 CYCLES = [factories.case(1024, n=2, cycle=cycle) for cycle in range(3)]
 SETTINGS = [factories.case(1024, n=2, env=(("X", value),)) for value in "ab"]
@@ -52,6 +55,42 @@ def test_ranks_of_mpirun_load_torch_themselves(monkeypatch: pytest.MonkeyPatch) 
     assert plan.estimate_loading(jobs(BY_MPIRUN), policy) == 0.0
     both = GUESS_WORLD + GUESS_LOAD
     assert plan.estimate_meeting(jobs(BY_MPIRUN), policy) == pytest.approx(3 * 2 * both)
+
+
+def test_ranks_of_one_host_share_its_cores_and_those_of_gpus_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 hosts of 8 ranks, planned on a login node of 4 cores."""
+    monkeypatch.setattr(collectives.cpus, "core_count", lambda: 4)
+    cases = [factories.case(8 << 30, n=512, backend=name) for name in ("gloo", "nccl")]
+    room = Room("on this host", 1 << 60, 32 << 20, 8, 0)
+    on_cores, on_gpus = plan.fit_jobs(cases, Policy(), lambda case: room)[0]
+    assert collectives.measure_crowding(on_cores) == 2.0
+    assert collectives.measure_crowding(on_gpus) == 1.0
+    runner = runner_of(cases[0])
+    assert runner.guess_call(on_cores) > 50 * runner.guess_call(on_gpus)
+    assert runner.guess_fixed(on_cores, Policy()) > 50 * runner.guess_fixed(on_gpus, Policy())
+
+
+def test_a_plan_for_other_hosts_has_their_ranks_in_their_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def measure_room(backend: str, n: int, policy: Policy) -> Room:
+        asked.append(n)
+        return Room("on this host", 1 << 60, 32 << 20, n, 0)
+
+    monkeypatch.setattr(order.memory, "measure_room", measure_room)
+    axes = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(4, 512), backends=("gloo",))
+    source: Any = SimpleNamespace(name="ssh", local_n=8)
+    wanted = order.Order(suite=Suite(name="", axes=axes), command=(), source=source)
+    prepared = order.prepare_order(wanted)
+    assert sorted({job.sharers for job in prepared.jobs}) == sorted(asked) == [4, 8]
+
+
+def test_a_run_of_which_nothing_is_recorded_says_so() -> None:
+    assert "nothing is recorded" in plan.nothing_runs([]).message
 
 
 def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:

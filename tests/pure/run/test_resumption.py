@@ -7,6 +7,7 @@ from pathlib import Path
 import factories
 import pytest
 
+from collbench.core.backend_sources import IMPORTS
 from collbench.core.errors import UsageError
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import RunFile
@@ -58,6 +59,33 @@ def test_a_group_that_is_not_done_is_measured_again_with_the_one_that_leads(
     assert [job.case for job in plan.jobs] == [leader]
     (apart,) = earlier.plan_remaining(prepared.jobs, suite.policy, lambda n: 1)
     assert apart.timeout < plan.timeout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["all_reduce", "--import=mine"], ("must name", "add --import mine")),
+        (["all_reduce"], ("unknown backend 'nobodys'", "--import MODULE")),
+    ],
+)
+def test_a_backend_that_nobody_knows_now_is_refused(
+    command: list[str], words: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(IMPORTS, raising=False)
+    run = factories.run("r", command=command, suite=factories.suite(backends=("gloo", "nobodys")))
+    with pytest.raises(UsageError) as raised:
+        resumption.load_backends(run, ())
+    assert words[0] in raised.value.message and words[1] in raised.value.hint
+    monkeypatch.setenv(IMPORTS, "mine")
+    resumption.load_backends(run, ())
+
+
+@pytest.mark.parametrize("budget", ["--budget=5m", "--budget 5m"])
+def test_a_part_that_goes_on_is_shown_with_its_own_budget(budget: str) -> None:
+    run = factories.run("r", command=["collbench", *budget.split(), "-g", "2"])
+    assert resumption.describe_part(run, None).command == ["collbench", "-g", "2"]
+    within = resumption.describe_part(run, 60.0).command
+    assert within == ["collbench", "-g", "2", "--budget=60s"]
 
 
 def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunFile:

@@ -22,7 +22,7 @@ from collbench.features.training.overlap import find_overlaps
 from collbench.features.training.step import Op, Program
 from collbench.machine import environment
 from collbench.records import rows, run_file
-from collbench.records.derive import NOT_VERIFIED
+from collbench.records.derive import NO_TIME_LEFT, NOT_VERIFIED
 from collbench.records.types import End, Record, Run, World
 from collbench.run import pace, session
 from collbench.run.jobs import Job, Plan
@@ -33,7 +33,8 @@ from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.watch import RankWatch
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, prepare_order
-from collbench.run.reporter import Reporter
+from collbench.run.reporter import Gathered, Reporter, Several
+from collbench.run.resumption import Resumption
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
@@ -344,6 +345,48 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
     assert run_file.read_outline(path).cases == len(jobs)
 
 
+def drop_end(path: Path) -> None:
+    """Make the file that of a part that was killed before it could say so."""
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"again":true' not in line]
+    path.write_text("".join(kept[:-1]))
+
+
+@pytest.mark.parametrize("is_killed_first", [False, True])
+def test_a_killed_part_without_a_budget_of_a_run_with_one_goes_on_with_its_second_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed_first: bool
+) -> None:
+    path = tmp_path / "run.jsonl"
+    command = ["collbench", "--budget", "60s"]
+    _, first = pass_over(path, monkeypatch, KeyboardInterrupt(), budget=60.0, command=command)
+    if is_killed_first:
+        drop_end(path)
+    begun = run_file.read_file(path)
+    assert len(begun.records) == 1 and Resumption(begun).cut_off == []
+    _, later = pass_over(path, monkeypatch, KeyboardInterrupt(), resumed=begun)
+    drop_end(path)
+    killed = run_file.read_file(path)
+    assert {record.case for record in Resumption(killed).cut_off} == {*later} != set()
+    assert not {*first} & {*later}
+    _, last = pass_over(path, monkeypatch, None, resumed=killed)
+    assert {*last} == {*later}
+
+
+@pytest.mark.parametrize("budget", [None, 60.0])
+def test_a_part_without_time_drops_what_has_no_samples_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
+) -> None:
+    path = tmp_path / "run.jsonl"
+    pass_over(path, monkeypatch, KeyboardInterrupt(), budget=budget)
+    begun = run_file.read_file(path)
+    assert pass_over(path, monkeypatch, None, resumed=begun, budget=1e-4) == (Exit.OK, [])
+    whole = run_file.read_file(path).records
+    assert [record for record in whole if record.times_ns] == begun.records
+    dropped = {record.note for record in whole if not record.times_ns}
+    note = f"{NO_TIME_LEFT} 0.0001s: not enough of it left"
+    assert dropped == ({note} if budget else set())
+
+
 class Fresh(FreshRanks):
     """Ranks of their own for each plan that needs any."""
 
@@ -409,6 +452,35 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     code, jobs = pass_over(path, monkeypatch, None, resumed=run_file.read_file(path))
     found = run_file.read_file(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
+
+
+class Needing(Gathered):
+    needs_samples = True
+
+
+class Measured(worlds.World):
+    """Ranks whose samples were kept."""
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        listener.accept(factories.world(index=plans[0].index, n=2))
+        for job in plans[0].jobs:
+            listener.accept(factories.record(job.case, per_rank=[[9] * 20, [8] * 20], wrong=0))
+
+
+@pytest.mark.parametrize(("needing", "kept"), [([], 0), ([Needing], 2)])
+def test_each_ranks_samples_are_kept_for_reporters_that_need_them(
+    monkeypatch: pytest.MonkeyPatch, needing: list[type[Gathered]], kept: int
+) -> None:
+    """Else a run of many ranks fills the memory."""
+    monkeypatch.setattr(session, "choose_world", lambda *_: Measured())
+    gathered = Gathered()
+    reporters = Several(gathered, *(make() for make in needing))
+    order = Order(suite=SWEEP, command=["collbench"], save=False)
+    assert session.execute_order(order, lambda: reporters) == Exit.OK
+    assert gathered.arrived
+    assert {len(record.per_rank) for record, _ in gathered.arrived} == {kept}
+    assert all(row and len(row.lateness) == 2 for _, row in gathered.arrived)
+    assert all(record.times_ns for record, _ in gathered.arrived)
 
 
 class Leaving(Reporter):

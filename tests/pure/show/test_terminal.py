@@ -34,7 +34,7 @@ from collbench.show import terminal as console
 from collbench.show import words as words_
 from collbench.show.document import Column, Document, Line, Table, make_columns
 from collbench.show.live import LiveTable, Status
-from collbench.show.programs import Csv, Json, Markdown
+from collbench.show.programs import Csv, Json, Markdown, as_csv
 from collbench.show.views import plan_table, saved_runs
 from collbench.show.views import run_table as cases_
 from collbench.suite.case import Case, Mode, Skip
@@ -944,13 +944,13 @@ def test_how_to_go_on_names_the_files_of_algorithms() -> None:
     assert words in found
 
 
-def test_how_to_go_on_names_the_hosts_and_the_backend_of_a_file() -> None:
-    words = "all_reduce --backend gloo,./my.py --launcher ssh --hosts=a:2,b:2"
+def test_how_to_go_on_names_the_hosts_the_modules_and_the_backend_of_a_file() -> None:
+    words = "all_reduce --backend gloo,./my.py --launcher ssh --hosts=a:2,b:2 --import mine"
     asked = msgspec.structs.replace(a_run(), command=["collbench", *words.split()])
     end = End(exit=130, ended="", note="interrupted")
     cases, path = [a_case(), a_case(nbytes=16)], Path("/runs/r1.jsonl")
     found = lines_of([measured(cases[0])], run=asked, cases=cases, end=end, path=path)
-    more = "--backend ./my.py --launcher ssh --hosts a:2,b:2"
+    more = "--backend ./my.py --launcher ssh --hosts a:2,b:2 --import mine"
     assert f"continue with: collbench run --resume /runs/r1.jsonl {more}" in found
 
 
@@ -1024,7 +1024,7 @@ def test_csv_has_a_line_per_record() -> None:
     case = a_case(env=(("A", "1"), ("B", "2,3")))
     reporter.begin(a_run(), [case], [])
     reporter.record(
-        *measured(case, row={"flags": ("n<6", "late:1"), "late_rank": 1, "busbw": 0.1536})
+        *measured(case, row={"flags": ("+copy", "late:1"), "late_rank": 1, "busbw": 0.1536})
     )
     reporter.record(Record(case=a_case(), status="failed", note="=a\nb;+c"), None)
     reporter.end(End(exit=0, ended=""), None)
@@ -1033,11 +1033,20 @@ def test_csv_has_a_line_per_record() -> None:
     ok, failed = sorted(rows, key=lambda row: int(row["order"]))
     assert (ok["env"], ok["flags"], ok["busbw"], ok["implementation"]) == (
         "A=1 B=2,3",
-        "n<6 late:1",
+        "'+copy late:1",
         "0.1536",
         "gloo",
     )
     assert (failed["status"], failed["note"], failed["median"]) == ("failed", "'=a b;'+c", "")
+
+
+def test_csv_has_nothing_where_a_number_is_not_finite() -> None:
+    out = io.StringIO()
+    told(Csv(out), [measured(a_case(), row={"lo": -math.inf, "hi": math.inf})])
+    (row,) = csv.DictReader(io.StringIO(out.getvalue()))
+    assert (row["lo"], row["hi"]) == ("", "") and float(row["median"]) > 0
+    document = Document(title="", rows=[{"a": math.inf, "b": 1.5}])
+    assert as_csv(document) == "a,b\n,1.5\n"
 
 
 def test_markdown_is_a_table_that_text_cannot_break() -> None:

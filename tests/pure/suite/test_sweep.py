@@ -131,6 +131,22 @@ def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
     assert {c.op for c in cases if c.collective == "all_gather"} == {"none"}
 
 
+@pytest.mark.parametrize("word", ["recursive-doubling", "recursive_doubling"])
+def test_collectives_without_an_algorithm_are_left_out_by_either_spelling(word: str) -> None:
+    names = ("all_reduce", "broadcast", "reduce_scatter")  # which has a ring, but none down
+    swept = Axes(collectives=names, sizes=(64,), ranks=(2,), algorithms=(word, "ring:down"))
+    cases, skips = expand_axes(swept)
+    assert {c.algorithm for c in cases} == {"recursive_doubling", "ring:down"}
+    assert {c.collective for c in cases} == {"all_reduce"}
+    assert {s.case.collective for s in skips} == {"broadcast", "reduce_scatter"}
+
+
+def test_an_algorithm_of_a_file_matches_by_its_name_without_parameters() -> None:
+    of_file = case(algorithm="my-line.py:line:segments=8")
+    assert of_file in Part(algorithms=("my-line.py:line",))
+    assert of_file not in Part(algorithms=("my-line.py",))
+
+
 def test_minimum_sizes_are_true() -> None:
     for name, row in COLLECTIVES.items():
         if name in ("barrier", "all_to_allv"):
@@ -236,7 +252,8 @@ def room(available: int, cache: int) -> Callable[[Case], Room]:
 def test_rotation_shrinks_before_a_size_is_given_up() -> None:
     policy, mib = Policy(), 1 << 20
     one = case(nbytes=64 * mib, n=2)
-    needs = 2 * (RANK_BYTES + collectives.scratch_bytes(one))
+    own_bytes = collectives.scratch_bytes(one) + collectives.checked_bytes(one)
+    needs = 2 * (RANK_BYTES + own_bytes)
     pair = 2 * collectives.buffer_bytes(one, policy)
     cache = 64 * mib
 

@@ -242,6 +242,29 @@ def test_settings_match_among_others(tmp_path: Path, match: str, left: set[objec
 
 @pytest.mark.parametrize(
     ("word", "left"),
+    [("ring", {"native", "ring:down"}), ("ring:down", {"native", "ring"})],
+)
+def test_an_algorithm_whose_name_has_a_colon_is_one_of_its_own(
+    tmp_path: Path, word: str, left: set[str]
+) -> None:
+    text = SMALL.replace('["all_reduce", "all_to_all"]', '"all_reduce"')
+    excluded = f"[[exclude]]\nalgorithms = '{word}'"
+    suite = load(tmp_path, f"{text}algorithms = ['native', 'ring', 'ring:down']\n{excluded}")
+    assert {algorithm for (algorithm,) in seen(suite, "algorithm")} == left
+
+
+def test_a_hyphen_in_the_name_of_an_algorithm_makes_no_other_case(tmp_path: Path) -> None:
+    names = "['recursive-doubling', 'recursive_doubling', 'neighbour-exchange', 'ring']"
+    text = SMALL.replace("all_to_all", "all_gather") + f"algorithms = {names}\n"
+    suite = load(tmp_path, text + "[[exclude]]\nalgorithms = 'neighbour-exchange'")
+    assert {algorithm for (algorithm,) in seen(suite, "algorithm")} == {
+        "recursive_doubling",
+        "ring",
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "left"),
     [
         ("chain", {"binomial", "native"}),
         ("chain:segments=2", {"binomial", "native", "chain:segments=4", "chain"}),

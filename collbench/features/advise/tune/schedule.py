@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     rounds and the time of a case follow from it, and rows that it has no time for are not
     verified. ``command`` is what a run keeps as its command line. ``folder`` is where the file lies
     while ranks read it, a private one where it is None: name one that all hosts see where
-    ``source`` gives places on several."""
+    ``source`` gives places on several. ``forms``: in how many a size is measured (count_forms)."""
 
     format: Any
     axes: Axes
@@ -50,6 +51,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     source: PlaceSource | None = None
     folder: Path | None = None
+    forms: int = 1
 
 
 class Schedule(NamedTuple):
@@ -93,6 +95,13 @@ def make_axes(cases: Iterable[Case]) -> Axes:
     return Axes(**values)
 
 
+def count_forms(axes: Axes) -> int:
+    """In how many forms (datatypes, placements, roots) a size is measured at most."""
+    cases, _ = Suite(name="tune", axes=axes).expand()
+    forms = Counter((case.collective, case.world, case.nbytes) for case in cases)
+    return max(forms.values(), default=1)
+
+
 def list_sizes(series: Iterable[Series], axes: Axes) -> Sizes:
     """The swept sizes of each series, by the bytes that its calls send: blocks need not divide what
     the sweep asks for."""
@@ -134,14 +143,15 @@ def plan_rounds(request: VerifyRequest, cell_count: int, world_count: int, heads
     and then as long cases, as more launches tell more. What is left over goes to rows without a
     verdict in any case."""
     budget = request.budget / heads
+    case_count = cell_count * request.forms
     for fewest in (ROUNDS, MIN_ROUNDS):
-        rounds = max(fewest, paired.fewest_rounds(heads * cell_count))
+        rounds = max(fewest, paired.fewest_rounds(heads * case_count))
         launches = 2 * (rounds + 1)  # of both sides, with the pilot
         left = USED * budget - (rounds + 2) * world_count * request.start_seconds
-        room = left / (launches * max(1, cell_count)) - request.fixed_seconds
+        room = left / (launches * max(1, case_count)) - request.fixed_seconds
         if room >= MIN_SECONDS:
             break
-    cell = launches * (request.fixed_seconds + MIN_SECONDS)
+    cell = launches * request.forms * (request.fixed_seconds + MIN_SECONDS)
     seconds = min(MAX_SECONDS, max(MIN_SECONDS, room))
     return Schedule(rounds, seconds, max(0, int(left / cell)))
 

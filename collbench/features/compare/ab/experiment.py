@@ -405,8 +405,10 @@ class Experiment:
                 jobs = matching.fix_counts(row.jobs, list(ran.values()), self._order.piloted)
                 rows.append(row._replace(jobs=jobs))
             else:
-                for name, record in ran.items():
-                    self._sides[name].keep(msgspec.structs.replace(record, world=-1))
+                for name, found in records.items():
+                    siblings = [case for case in row.jobs[name].case.siblings if case in found]
+                    for case in siblings:
+                        self._sides[name].keep(msgspec.structs.replace(found[case], world=-1))
         outcomes = [record for name in SIDES for record in records[name].values()]
         if not rows and all(record.status != "wrong" for record in outcomes):
             raise plan.nothing_runs([record.note for record in outcomes if record.status != "ok"])
@@ -538,8 +540,8 @@ class Experiment:
 
         def lost(plan: Plan, error: RunBroken) -> None:
             if error.job is not None:
-                case = plan.jobs[error.job].case
-                side.keep(Record(case=case, status="failed", note=error.message))
+                for case in plan.jobs[error.job].case.siblings:
+                    side.keep(Record(case=case, status="failed", note=error.message))
 
         def tick(case: Case, phase: Phase) -> None:
             self._report_step(step._replace(case=case))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.core import algorithm_files, algorithms, files
+from collbench.core import algorithms, files
 from collbench.core.backend_info import resolve_backend
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import print_message, suggest_name
@@ -90,8 +90,7 @@ def load_files(variant: Variant, option: str, collectives: Sequence[str]) -> Var
     owner = collectives[0] if len(collectives) == 1 else ""
     try:
         backend = resolve_backend(backend)
-        if algorithm_files.WORD.fullmatch(algorithm):
-            algorithm = algorithms.add_file(algorithm, owner)
+        algorithm = algorithms.spell_algorithm(algorithms.add_file(algorithm, owner), owner)
     except UsageError as e:
         raise UsageError(f"{option}: {e.message}", e.hint) from e
     return msgspec.structs.replace(variant, backend=backend, algorithm=algorithm)
@@ -144,7 +143,13 @@ def refuse_unfit(variant: Variant, option: str) -> None:
 def apply_variant(cases: Iterable[Case], variant: Variant) -> list[Case]:
     """The cases with the backend and algorithm of this side, each once."""
     changes = {name: getattr(variant, name) for name in variant.differs}
-    return list(dict.fromkeys(msgspec.structs.replace(case, **changes) for case in cases))
+
+    def change(case: Case) -> Case:
+        changed = msgspec.structs.replace(case, **changes)
+        name = algorithms.spell_algorithm(changed.algorithm, case.collective)
+        return msgspec.structs.replace(changed, algorithm=name)
+
+    return list(dict.fromkeys(map(change, cases)))
 
 
 def _is_secret(word: str) -> bool:
@@ -244,6 +249,10 @@ def _build_tree(revision: str, build: Build, option: str) -> Path:
             Path(top),
             f"cannot clone {top}",
         )
+        if _run_git(["rev-parse", "--is-shallow-repository"], Path(top), top) == "true":
+            # of which a clone shares no objects, and takes branches and tags alone
+            fetch = ["fetch", "--quiet", "--update-shallow", top, sha]
+            _run_git(fetch, tree, f"cannot fetch {revision} from {top}", FETCH)
         _run_git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
         if (tree / ".gitmodules").is_file():
             _run_git(

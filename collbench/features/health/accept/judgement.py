@@ -14,7 +14,7 @@ import msgspec
 
 from collbench.core.errors import Exit, NoVerdict
 from collbench.core.text import format_count, format_size, plain_line
-from collbench.features.health.checks import data
+from collbench.features.health.checks import data, hosts
 from collbench.features.health.checks.curves import Curve
 from collbench.features.health.checks.expectations import (
     Expected,
@@ -77,8 +77,9 @@ class Untested(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """What the rows of runs come to. ``findings`` are wrong data and broken cases, ``open`` reasons
-    for which nothing is decided, ``contradictions`` rows of which tables ask different things."""
+    """What the rows of runs come to. ``findings`` are wrong data, broken cases and hosts that
+    changed from run to run, ``open`` reasons for which nothing is decided, ``contradictions`` rows
+    of which tables ask different things."""
 
     state: State
     summary: str
@@ -128,6 +129,7 @@ def judge_acceptance(files: Sequence[RunFile], curves: Sequence[Curve]) -> Accep
     checks = [data.check_data(night), data.check_completeness(night)]
     untested += _list_unchecked(night)
     findings = [finding for check in checks for finding in check.findings]
+    findings += hosts.find_changed(night)
     reasons = [check.missing for check in checks if check.missing]
     reasons += _list_open(rows, relevant, untested)
     state, summary = _conclude(rows, findings, reasons)

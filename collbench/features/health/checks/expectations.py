@@ -29,6 +29,8 @@ from collbench.suite.case_words import describe_case
 # figures read between two sizes of a curve are not known any better.
 TOLERANCE = TAU_DEDICATED
 
+MIG = "MIG"  # in the name of a slice of a GPU
+
 
 class Expected(NamedTuple):
     """What a curve expects of a case, and the least that suffices, in GB/s of busbw."""
@@ -53,8 +55,13 @@ class Machine(NamedTuple):
 
     def has_kind(self, curve: Curve) -> bool:
         """Whether a curve is about such machines."""
-        kind = bool(self.device and re.search(curve.device, self.device)) if curve.device else True
+        kind = not curve.device or self._is_device(curve.device)
         return kind and all(re.search(curve.machine, host) for host in self.hosts)
+
+    def _is_device(self, pattern: str) -> bool:
+        """Whether a curve's pattern means such GPUs. One that does not say MIG means no slice."""
+        is_whole = MIG not in self.device or MIG in pattern
+        return bool(self.device and is_whole and re.search(pattern, self.device))
 
 
 def check_expectations(
@@ -134,12 +141,13 @@ def are_different(one: Expected, other: Expected) -> bool:
 
 
 def describe_machine(night: Night) -> Machine:
-    """Where the runs of a night were made."""
-    names = {
+    """Where the runs of a night were made. GPUs are named as their ranks name them: the environment
+    has all of a host, in the words of NVML or AMD SMI, and no slices."""
+    names = {state.name for entry in night.records for state in entry.record.gpus} or {
         str(device.get("name"))
         for file in night.files
         for device in (file.run.environment.get("gpus") or {}).get("devices") or []
-    } | {state.name for record_row in night.records for state in record_row.record.gpus}
+    }
     device = names.pop() if len(names) == 1 else ""
     shapes: dict[int, set[tuple[int, int]]] = {}
     for world in (world for file in night.files for world in file.worlds if world.n > 1):

@@ -15,17 +15,20 @@ import msgspec
 from collbench.core.text import format_count, plain_line
 from collbench.features.health.findings import Evidence, Finding, Severity, Subject
 from collbench.features.health.night import (
+    Change,
     Night,
     NightRecord,
     find_broken,
+    find_changes,
     list_several,
     locate_rank,
     make_evidence,
 )
 from collbench.features.health.pairs import judgement as uniformity
+from collbench.machine import environment
 from collbench.records.derive import names_ranks
 from collbench.records.stats import NAMING
-from collbench.records.types import GpuState
+from collbench.records.types import PROGRAM_XIDS, GpuState
 
 SHOWN = 10  # pieces of evidence of one finding
 
@@ -204,25 +207,28 @@ def check_pairs(night: Night) -> CheckResult:
 
 def check_gpus(night: Night) -> CheckResult:
     """Clocks, what held them back, and errors that came while cases ran, of every GPU."""
-    states = [
-        (entry, rank, state)
-        for entry in night.records
-        for rank, state in enumerate(entry.record.gpus)
-    ]
+    entries = [entry for entry in night.records if entry.record.gpus]
     if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
         return CheckResult(idle="no GPU took part")
-    if not states:
+    if not entries:
         return CheckResult(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
     by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
-    for entry, rank, state in states:
-        by_gpu[_find_gpu(entry, rank, state)].append((entry, state))
+    known: dict[tuple[object, ...], list[Subject]] = {}  # a fleet has a million readings
+    for entry in entries:
+        case, states = entry.record.case, entry.record.gpus
+        key = (id(entry.world), case.groups, case.group, case.n, *(state.index for state in states))
+        if key not in known:
+            known[key] = [_find_gpu(entry, rank, state) for rank, state in enumerate(states)]
+        for subject, state in zip(known[key], states, strict=True):
+            by_gpu[subject].append((entry, state))
+    count = sum(len(readings) for readings in by_gpu.values())
     findings = [
         finding
         for subject, readings in by_gpu.items()
         for finding in (*_find_risen(subject, readings), *_find_held_back(subject, readings))
     ]
     return CheckResult(
-        f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(len(states), 'reading')}",
+        f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(count, 'reading')}",
         [*findings, *_slow_clocks(by_gpu)],
     )
 
@@ -239,6 +245,18 @@ def _find_gpu(entry: NightRecord, index: int, state: GpuState) -> Subject:
     )
 
 
+def _find_program_xids(subject: Subject, seen: Sequence[tuple[NightRecord, int]]) -> Finding:
+    """A hint on Xids that are all of programs."""
+    return Finding(
+        check="gpus",
+        severity="hint",
+        subject=subject,
+        what=f"Xid {seen[-1][1]} while collectives ran, which is a program's fault or its end",
+        advice="the program may be another's: dmesg names it",
+        evidence=[make_evidence(entry, "Xid", xid, "0") for entry, xid in seen[:SHOWN]],
+    )
+
+
 def _find_risen(
     subject: Subject, readings: Sequence[tuple[NightRecord, GpuState]]
 ) -> list[Finding]:
@@ -248,6 +266,11 @@ def _find_risen(
         values = [
             (entry, value) for entry, state in readings if (value := getattr(state, counter.field))
         ]
+        if counter.field == "xid" and values:
+            grave = [(entry, xid) for entry, xid in values if xid not in PROGRAM_XIDS]
+            if not grave:
+                findings.append(_find_program_xids(subject, values))
+            values = grave
         if values:
             total = (
                 f"Xid {values[-1][1]}"
@@ -334,10 +357,12 @@ def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]
 
 
 def check_alike(night: Night) -> CheckResult:
-    """Whether the hosts of a world agree in all that decides performance."""
+    """Whether the hosts of a world agree in all that decides performance, and whether each is as it
+    was in the night's runs before."""
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
+    changed = find_changed(night)
     if not several_hosts:
-        return CheckResult(idle="one host")
+        return CheckResult("one host", changed) if changed else CheckResult(idle="one host")
     findings: dict[Subject, Finding] = {}
     for file, world in several_hosts:
         usual = Counter(info.fingerprint for info in world.hosts).most_common(1)[0][0]
@@ -370,4 +395,39 @@ def check_alike(night: Night) -> CheckResult:
                     ),
                 )
     hosts = {info.host for _, world in several_hosts for info in world.hosts}
-    return CheckResult(f"{format_count(len(hosts), 'host')} compared", list(findings.values()))
+    return CheckResult(
+        f"{format_count(len(hosts), 'host')} compared", [*changed, *findings.values()]
+    )
+
+
+def find_changed(night: Night) -> list[Finding]:
+    """A finding for each host whose GPUs, network cards or ports changed from run to run."""
+    by_host: dict[str, list[Change]] = defaultdict(list)
+    for change in find_changes(night.files):
+        by_host[change.host].append(change)
+    return [
+        Finding(
+            check="alike",
+            severity="warning",
+            subject=Subject("host", host),
+            what=(
+                "changed between runs of the night:"
+                f" {environment.list_facts([change.difference for change in changes])}"
+            ),
+            advice=(
+                "look at its GPUs, cards, cables and ports, and at dmesg. Rows of before and after"
+                " are not held against earlier nights together"
+            ),
+            evidence=[
+                Evidence(
+                    what=plain_line(fact),
+                    value=plain_line("absent" if new is None else str(new)),
+                    expected=plain_line("absent" if old is None else str(old)),
+                    run=change.run,
+                )
+                for change in changes[:SHOWN]
+                for fact, old, new in [change.difference]
+            ],
+        )
+        for host, changes in by_host.items()
+    ]

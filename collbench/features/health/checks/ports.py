@@ -45,8 +45,8 @@ def check_ports(night: Night) -> CheckResult:
     for file, port in ports:
         rates = [
             _parse_rate(other["rate"])
-            for _, other in ports
-            if _port_kind(other) == _port_kind(port)
+            for other_file, other in ports
+            if other_file is file and _port_kind(other) == _port_kind(port)
         ]
         down = not _is_active(port)
         slow = 0 < _parse_rate(port["rate"]) < max(rates)

@@ -3,7 +3,7 @@
 What is done, in order:
 
 1. Runs of one host are one node; their launches are pooled if they are of one kind of machine.
-   Nodes without a usable run are named and judged by nobody.
+   Nodes without a usable run are named, and their times judged by nobody.
 2. Nodes are compared with like nodes only: those that agree in all that decides times (versions,
    settings, clocks, devices). A group of fewer than FEWEST is not judged.
 3. In a group, a row's value at a node is the logarithm of the median of its launches' medians; the
@@ -36,6 +36,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.text import format_count, format_size
+from collbench.features.health.findings import Finding
 from collbench.features.health.fleet.places import Racks
 from collbench.features.health.fleet.reading import Batch, NodeRun, read_runs
 from collbench.features.health.fleet.tails import Tail, fit_tail
@@ -64,7 +65,8 @@ class Node(msgspec.Struct, kw_only=True):
     "unlike rows", "scatter". ``values`` are by the number of the row, nan where there is none;
     ``deviations`` relative, by part; ``odd`` the parts in which it is too slow, the surest first,
     with the chance of that in a healthy fleet. ``wrong_runs`` are elements of wrong data by the run
-    that received them, ``checked`` those that were compared."""
+    that received them, ``checked`` those that were compared. ``findings`` and ``blind`` are as of
+    NodeRun, of the runs of the night."""
 
     host: str
     rack: str = ""
@@ -76,6 +78,8 @@ class Node(msgspec.Struct, kw_only=True):
     wrong_runs: Mapping[str, int] = {}
     wrong_cases: Sequence[str] = ()
     checked: int = 0
+    findings: Sequence[Finding] = ()
+    blind: Mapping[str, str] = {}
     values: Mapping[str, float] = {}
     deviations: Mapping[str, float] = {}
     rows: Mapping[str, float] = {}  # relative, by the name of the row
@@ -148,6 +152,11 @@ class Fleet(NamedTuple):
     def unverified(self) -> list[Node]:
         """Nodes whose times are judged, and of whose data nobody compared an element."""
         return [node for node in self.judged if not node.checked and not node.wrong_cases]
+
+    @property
+    def unsound(self) -> list[Node]:
+        """Nodes of which other checks than that of times found something, by name."""
+        return [node for node in self.nodes if node.findings]
 
     @property
     def wrong_nodes(self) -> list[Node]:
@@ -269,7 +278,8 @@ def _make_node(host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], n
         if run.night != night and not run.trouble:
             run.trouble, run.why = "another night", f"{run.run} is of {run.night}, not {night}"
     usable = [run for run in runs if not run.trouble]
-    wrong = [run for run in runs if run.wrong_cases and run.trouble != "another night"]
+    tonight = [run for run in runs if run.night == night]
+    wrong = [run for run in tonight if run.wrong_cases]
     last = usable[-1] if usable else runs[-1]
     alike = [run for run in usable if digests[id(run)] == digests[id(last)]]
     logs: dict[str, list[float]] = {}
@@ -287,6 +297,8 @@ def _make_node(host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], n
         wrong_runs={run.run: run.wrong for run in wrong},
         wrong_cases=[case for run in wrong for case in run.wrong_cases],
         checked=sum(run.checked for run in alike),
+        findings=[finding for run in tonight for finding in run.findings],
+        blind=last.blind,
         values={name: _median_log(values) for name, values in logs.items()},
     )
 

@@ -1,5 +1,5 @@
 """Thousands of single-node runs, read one after the other: of each its medians, what kind of
-machine it is of, and why it may not be judged. No samples are kept."""
+machine it is of, why it may not be judged, and what checks of a night find. No samples are kept."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ import gc
 import math
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit
 from collbench.core.text import format_count, plain_line
+from collbench.features.health.checks.data import check_completeness
+from collbench.features.health.checks.hosts import CheckResult, check_gpus
+from collbench.features.health.checks.ports import check_counters
+from collbench.features.health.findings import Finding, Subject
 from collbench.features.health.history.nights import night_of
+from collbench.features.health.night import Night, NightRecord, host_of
 from collbench.machine import environment
 from collbench.records import run_file
 from collbench.records.case_rows import MANNER
+from collbench.records.derive import is_without_samples
 from collbench.records.flags import INJECTED
 from collbench.records.medians import MOST_CASES, MedianReader, RunMedians
 from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.types import Record
 from collbench.show import busy
 from collbench.suite.case import Case
 
@@ -33,11 +40,19 @@ CHUNK = 32  # files that a process reads at a time
 
 SINGLE = 4 * CHUNK  # files up to which no process is started
 
+CHECKS: Mapping[str, Callable[[Night], CheckResult]] = {  # checks of a night that need no samples
+    "completeness": check_completeness,
+    "gpus": check_gpus,
+    "counters": check_counters,
+}
+
 
 class NodeRun(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What is kept of one node's run. ``trouble`` is a word for why it may not be judged, empty
     where it may, and ``why`` says it in full. ``medians`` are logarithms of nanoseconds by the name
-    of their row, one for each launch that is fit. ``facts`` are of what decides times there."""
+    of their row, one for each launch that is fit. ``facts`` are of what decides times there.
+    ``findings`` are what CHECKS found, but for hints, which are too many in a fleet; ``blind`` says
+    by check why one had nothing to look at."""
 
     path: str
     run: str = ""
@@ -54,6 +69,8 @@ class NodeRun(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     wrong: int = 0  # elements
     wrong_cases: list[str] = []
     checked: int = 0  # elements that were compared
+    findings: list[Finding] = []
+    blind: dict[str, str] = {}
     injected: str = ""
     fake: bool = False
 
@@ -122,6 +139,7 @@ def _summarise_run(file: RunMedians, cases: dict[str, Case]) -> NodeRun:
             by_row.setdefault(name, []).append(math.log(row.median))
     fit = {row.launch for row in file.rows if not row.unfit}
     trouble, why = _find_trouble(file, hosts, sum(map(len, by_row.values())))
+    findings, blind = _look_for_findings(file, hosts[0]) if len(hosts) == 1 else ([], {})
     return NodeRun(
         path=str(file.path),
         run=run.id,
@@ -138,9 +156,48 @@ def _summarise_run(file: RunMedians, cases: dict[str, Case]) -> NodeRun:
         wrong=sum(record.wrong or 0 for record in wrong),
         wrong_cases=list(dict.fromkeys(record.case.key for record in wrong)),
         checked=sum(record.checked for record in file.records),
+        findings=findings,
+        blind=blind,
         injected=run.policy.inject,
         fake=any(world.fake for world in file.worlds),
     )
+
+
+class _NodeNight(NamedTuple):
+    """A node's run as far as CHECKS look at a night."""
+
+    files: Sequence[RunMedians]
+    records: Sequence[NightRecord]
+
+
+def _look_for_findings(file: RunMedians, host: str) -> tuple[list[Finding], dict[str, str]]:
+    """What CHECKS find at the one ``host`` of a run, and by check why one saw nothing."""
+    worlds = {world.index: world for world in file.worlds}
+    records = [
+        NightRecord(cast(Any, file), cast(Record, record), None, worlds.get(record.world))
+        for record in file.records
+    ]
+    night = cast(Night, _NodeNight([file], records))
+    results = {name: check(night) for name, check in CHECKS.items()}
+    is_busy = bool(busy.describe_run_load(file.run, file.records, file.end))
+    findings = [
+        _place_finding(finding, host, is_busy)
+        for result in results.values()
+        for finding in result.findings
+        if finding.severity != "hint"
+    ]
+    blind = {name: result.idle or result.missing for name, result in results.items()}
+    return findings, {name: why for name, why in blind.items() if why}
+
+
+def _place_finding(finding: Finding, host: str, is_busy: bool) -> Finding:
+    """A finding about the one host of a run, which no other can have caused. Where others used the
+    host, nobody can say how sure a warning is."""
+    kind, name = finding.subject.kind, finding.subject.name
+    if host not in host_of(finding.subject):
+        kind, name = ("host", host) if kind == "cluster" else (kind, f"{host}: {name}")
+    sure = None if is_busy and finding.severity == "warning" else finding.sure
+    return msgspec.structs.replace(finding, subject=Subject(kind, name), alone=True, sure=sure)
 
 
 @lru_cache(maxsize=MOST_CASES)
@@ -171,7 +228,11 @@ def _device_name(device: str) -> str:
 def _find_trouble(file: RunMedians, hosts: Sequence[str], usable: int) -> tuple[str, str]:
     """Why a run's times may not be judged: a word and a sentence, both empty where they may."""
     name, records = file.run.id, file.records
-    failed = [record for record in records if record.status == "failed"]
+    failed = [
+        record
+        for record in records
+        if record.status == "failed" and not is_without_samples(cast(Record, record))
+    ]
     code = file.end.exit if file.end else Exit.OK
     trouble, why = "", ""
     if len(hosts) != 1:

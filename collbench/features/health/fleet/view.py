@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ ONE_BLOCK = "all nodes"
 
 NOT_VERIFIED = "not verified"  # the state of a node of whose data nobody compared an element
 
+WATCHED = ("gpus", "counters")  # checks of single nodes that a verdict can do without
+
 TROUBLES = {  # what is said of nodes apart, in the order in which they are named
     "missing": "gave no run",
     "running": "is still running",
@@ -75,11 +78,12 @@ TROUBLES = {  # what is said of nodes apart, in the order in which they are name
 
 
 def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
-    """The fleet's verdict, as of a night: unhealthy where a node is odd or has wrong data; healthy
-    only where all but ``max_missing`` nodes have a verdict and verified data."""
+    """The fleet's verdict, as of a night: unhealthy where a node is odd, unsound or has wrong data;
+    healthy only where all but ``max_missing`` nodes have a verdict and verified data."""
     findings = [
         *map(_find_wrong, fleet.wrong_nodes),
         *map(_find_wrong_unnamed, fleet.wrong_unnamed),
+        *(finding for node in fleet.unsound for finding in node.findings),
         *(_find_slow(fleet, node) for node in fleet.odd),
         *(finding for group in fleet.groups if (finding := _find_unlike(group, fleet.groups[0]))),
         *(_find_levels(group) for group in fleet.groups if group.levels),
@@ -122,11 +126,19 @@ def _summarise(fleet: Fleet, state: State) -> str:
     if odd:
         names = list_several(f"{node.host} ({format_signed(node.worst[1])})" for node in odd)
         parts.append(f"{format_count(len(odd), 'odd node')}: {names}")
+    if unsound := fleet.unsound:
+        names = list_several(f"{node.host} ({_name_checks(node)})" for node in unsound)
+        parts.append(f"{format_count(len(unsound), 'unsound node')}: {names}")
     lacking = [*describe_apart(fleet), *_describe_unverified(fleet)]
     if state == "no verdict":
         none = "none odd" if fleet.judged else "nobody can be called odd"
         return "; ".join([*(lacking or ["no node has a run"]), f"{judged}, {none}"])
     return "; ".join([*(parts or [f"{judged}, none odd"]), *([judged] * bool(parts)), *lacking])
+
+
+def _name_checks(node: Node) -> str:
+    """The checks that found something at a node."""
+    return ", ".join(dict.fromkeys(finding.check for finding in node.findings))
 
 
 def describe_apart(fleet: Fleet) -> list[str]:
@@ -178,7 +190,8 @@ def _find_slow(fleet: Fleet, node: Node) -> Finding:
             f"take a second run of {node.host}; if it is slow again, look at its clocks, cooling,"
             " memory and what else runs there, or take it out of service"
         ),
-        sure=1 - chance,
+        # by one run some are odd by chance where a fleet's slow side is skewed
+        sure=1 - chance if delta >= CRITICAL or len(node.runs) > 1 else None,
         evidence=[
             Evidence(
                 what=describe_case(fleet.cases[name]),
@@ -272,18 +285,43 @@ def _list_checks(fleet: Fleet) -> list[Checked]:
         why = next((group.why for group in fleet.groups if group.why), "no usable run")
         checks = [Checked("fleet", "no data", f"{why}; at least {FEWEST} like nodes are needed")]
     checks.append(_check_data(fleet))
-    complete = "; ".join(describe_apart(fleet))
-    checks.append(
-        Checked("completeness", "no data", complete)
-        if complete
-        else Checked("completeness", "passed", "every node has a verdict")
-    )
+    checks += [_check_completeness(fleet), *(_check_nodes(fleet, name) for name in WATCHED)]
     if fleet.groups:
         sizes = ", ".join(f"{len(group.nodes):,}" for group in fleet.groups[:10])
         alike = f"{format_count(len(fleet.groups), 'group')} of like nodes, of {sizes}"
         several = len(fleet.groups) > 1
         checks.append(Checked("alike", "found" if several else "passed", alike))
     return checks
+
+
+def _has_found(fleet: Fleet, check: str) -> bool:
+    return any(finding.check == check for node in fleet.unsound for finding in node.findings)
+
+
+def _check_completeness(fleet: Fleet) -> Checked:
+    """Whether every node has a verdict, and no case broke."""
+    apart = "; ".join(describe_apart(fleet))
+    found = _has_found(fleet, "completeness")
+    return Checked(
+        "completeness",
+        "found" if found else "no data" if apart else "passed",
+        apart or ("cases failed" if found else "every node has a verdict"),
+    )
+
+
+def _check_nodes(fleet: Fleet, check: str) -> Checked:
+    """Of how many nodes a check saw something, and why nothing of others."""
+    nodes = [node for node in fleet.nodes if node.runs]
+    blind = Counter(node.blind[check] for node in nodes if check in node.blind)
+    seen = len(nodes) - blind.total()
+    notes = [f"{format_count(seen, 'node')} looked at"] * bool(seen)
+    notes += [f"{format_count(count, 'node')}: {why}" for why, count in blind.most_common(1)]
+    found = _has_found(fleet, check)
+    return Checked(
+        check,
+        "found" if found else "passed" if seen else "no data",
+        plain_line("; ".join(notes)) or "no usable run",
+    )
 
 
 def _check_data(fleet: Fleet) -> Checked:
@@ -635,6 +673,8 @@ def _name_state(node: Node) -> str:
         return "wrong data"
     if node.deviation is None or node.odd:
         return "odd" if node.odd else node.trouble
+    if node.findings:
+        return "unsound"
     return "like" if node.checked else NOT_VERIFIED
 
 

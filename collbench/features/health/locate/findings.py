@@ -68,7 +68,8 @@ def describe_outcome(
     errs = (
         f"a test takes a good {kind} for slow in at most {located.alpha:.1%} of cases, and a slow"
         f" one for good in {located.beta:.1%}; so a good {kind} is named with a chance of at most"
-        f" {1 - located.sure:.2%}, and one that is cleared is faulty with {located.missed:.2%}"
+        f" {1 - located.sure:.2%} (suspects tested again: {located.confirmed:,}), and one that is"
+        f" cleared is faulty with {located.missed:.2%}"
     )
     if crowded:
         errs = "confidence unknown: ranks share cores, so tests are not independent"

@@ -80,7 +80,8 @@ class Culprit(msgspec.Struct, frozen=True):
 class Located(msgspec.Struct, frozen=True):
     """``open`` are hosts neither cleared nor named. ``alpha`` and ``beta`` (of a fault twice as
     deep as tau) are what the scatter of groups that were fine says, and not less than UNLIKELY;
-    ``reference`` is what well groups reach.
+    ``reference`` is what well groups reach. ``confirmed`` is how often tests were made to confirm a
+    host or link.
     """
 
     culprits: list[Culprit]
@@ -91,12 +92,19 @@ class Located(msgspec.Struct, frozen=True):
     alpha: float
     beta: float
     reference: float
+    confirmed: int = 0
 
     @property
     def sure(self) -> float:
-        """The chance that no healthy host is named: all tests of one after that which made it a
-        suspect would have to err."""
-        return max(0.0, 1 - self.hosts * self.alpha ** (CONFIRMED - 1))
+        """1 less the chance that a healthy host, or a link between healthy ones, is named, at most.
+
+        Who was slow alone is a suspect, and named where the tests that confirm it, made only then
+        and with good partners, are all slow. Whatever was measured before, those of a healthy one
+        are with a chance of ``alpha ** (CONFIRMED - 1)`` at most; so those of any of the first k
+        suspects with k times that, in pairs as in groups, of however many hosts. Searches that name
+        a healthy host with k suspects or fewer are therefore no larger a share of all.
+        """
+        return max(0.0, 1 - max(1, self.confirmed) * self.alpha ** (CONFIRMED - 1))
 
     @property
     def missed(self) -> float:
@@ -117,7 +125,7 @@ class _State:
         self.rates: list[float] = []
         self.culprits: list[Culprit] = []
         self.suspects: set[int] = set()
-        self.tests = self.rounds = 0
+        self.tests = self.rounds = self.confirmed = 0
         self.reference = 0.0
 
     @property
@@ -177,6 +185,7 @@ class _State:
             max(alpha, UNLIKELY),
             max(beta, UNLIKELY),
             self.reference,
+            self.confirmed,
         )
 
 
@@ -345,6 +354,7 @@ def _confirm_culprit(
     state: _State, group: Group, shares: list[float], had: frozenset[int | None] = frozenset()
 ) -> Line:
     """A host with other partners each time, or a link; None as soon as one test is fine."""
+    state.confirmed += 1
     while len(shares) < CONFIRMED:
         answer = yield _Ask(group, len(group) == 1, had)
         if not state.slow(answer.share):

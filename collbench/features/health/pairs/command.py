@@ -22,6 +22,7 @@ from collbench.cli.families import (
     SaveOptions,
     Timeout,
     list_changed,
+    refuse_beside_run,
 )
 from collbench.core.errors import Exit, UsageError
 from collbench.core.text import plain_line, print_message
@@ -112,6 +113,7 @@ def pairs(options: PairOptions) -> None:
     outputs.check_outputs(options.output_format, (), FORMATS)
     racks_by_host = racks.read_racks(options.topology) if options.topology else {}
     if options.run:
+        refuse_beside_run(options, "run", "topology")
         raise typer.Exit(_show_recorded(options.run, racks_by_host, options.output_format))
     source = options.where.find_source()
     if options.resume:

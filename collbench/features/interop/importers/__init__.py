@@ -14,7 +14,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count
+from collbench.features.interop.importers.commands import TESTS
 from collbench.features.interop.importers.text import (
     join_continued,
     restore_hashes,
@@ -178,10 +179,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reading:
     """What a parser has found so far. ``closed`` is False for a log that ends before its tool
-    did."""
+    did. ``counts`` are the numbers of ranks that tables say, 0 where one says none, which the
+    user's number ``corrects``."""
 
-    def __init__(self, request: Asked) -> None:
-        self.request = request
+    def __init__(self, request: Asked, corrects: bool = False) -> None:
+        self.request, self._corrects = request, corrects
+        self.counts: set[int] = set()
         self.tool = ""
         self.command: list[str] = []
         self.started = self.ended = ""
@@ -200,12 +203,13 @@ class Reading:
         self._tests: set[str] = set()  # tests that had a table
         self._last: tuple[Table, int] | None = None
 
-    def collective(self, *names: str) -> str:
-        """Which of ours the first of ``names`` that is not empty means, "" where it is none of
-        ours. Raises UsageError where neither they, nor the person, nor the file's name tell."""
-        name = next(
-            filter(None, (*names, self.request.collective, _find_collective(self.request.name))), ""
-        )
+    def collective(self, title: str, test: str = "") -> str:
+        """Which of ours a table is of, "" where it is of none: as its ``title`` says, else the
+        user, the ``test`` that a command names, or the file's name. Raises UsageError where none
+        of them tells."""
+        is_known = title.lower() in TESTS
+        name = title if is_known else self.request.collective or title or test
+        name = name or _find_collective(self.request.name)
         if not name:
             raise UsageError(
                 f"{self.request.name}: cannot tell which collective this is",
@@ -217,18 +221,29 @@ class Reading:
         )
 
     def ranks(self, printed: int) -> int:
-        """The number of ranks that the user gave (--ranks), else ``printed``, the log's; 0 is none.
-        Raises UsageError where neither is known."""
-        count = self.request.ranks or printed
+        """The number of ranks of a table: ``printed``, the log's, else (0) the user's (--ranks),
+        which also corrects the only number that a log says. Raises UsageError where neither is
+        known."""
+        given = self.request.ranks or 0
+        self.counts.add(printed)
+        is_printed = 0 < printed <= MOST_LOGGED and not self._corrects
+        count = printed if is_printed else given or printed
         if not count:
             raise UsageError(
                 f"{self.request.name}: it does not say how many ranks there were", "give --ranks N"
             )
         if not 0 < count <= MOST_LOGGED:
             raise UsageError(f"{self.request.name}: no machine has {count} ranks", "give --ranks N")
-        if printed and count != printed:
-            self.warn(f"the log says {printed} ranks; --ranks {count} is taken")
+        if printed and given not in (0, printed):
+            taken = "is taken" if count == given else "is for tables that do not say"
+            self.warn(f"the log says {printed} ranks; --ranks {given} {taken}")
         return count
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether the user gives another number of ranks than the only one that the log says."""
+        (count,) = self.counts if len(self.counts) == 1 else (0,)
+        return count not in (0, self.request.ranks or count)
 
     def warn_if_repeated(self, where: str, name: str, is_told: bool) -> None:
         """Warns of one more table of a test unless the log tells how many ranks ran it."""
@@ -351,7 +366,10 @@ class Reading:
         """The index of the world of ``n`` ranks that ``table`` ran in."""
         if self._last is not None and self._last[0] is table:
             return self._last[1]
-        ranks = [msgspec.structs.replace(r, host=self.request.host or r.host) for r in table.ranks]
+        given = self.request.host
+        ranks = [msgspec.structs.replace(r, host=r.host or given) for r in table.ranks]
+        if given and any(rank.host != given for rank in ranks):
+            self.warn(f"the log says on which hosts it ran; --host {given} is left out")
         world = World(
             index=0,
             backend=table.backend,
@@ -531,11 +549,9 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             f"{request.name} is not a log of a known kind",
             f"name its kind with --from; looked for {marks}",
         )
-    reading = Reading(request)
-    parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
-    for label, part in parts.items():
-        reading.process = label
-        parser.read_log(part, reading)
+    reading = _read_parts(parts, Reading(request), kind)
+    if reading.is_corrected:
+        reading = _read_parts(parts, Reading(request, corrects=True), kind)
     if is_auto and not is_json:
         _warn_of_others(text, kind, reading)
     reading.finish()
@@ -547,6 +563,15 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             ": ".join([request.name, "no result in it", *why[:1]]),
             f"name another kind with --from: it was read as {kind}",
         )
+    return reading
+
+
+def _read_parts(parts: Mapping[str, str], reading: Reading, kind: str) -> Reading:
+    """What the parser for ``kind`` finds in the texts of processes."""
+    parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
+    for label, part in parts.items():
+        reading.process = label
+        parser.read_log(part, reading)
     return reading
 
 

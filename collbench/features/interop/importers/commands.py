@@ -7,15 +7,25 @@ import math
 import re
 from collections.abc import Sequence
 
+from collbench.core.collectives import COLLECTIVES
 from collbench.machine import variables
 
-PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
+PROGRAM = re.compile(r"(?:^|[\s/])\w+?_perf\w*(?![\w/])")  # not a folder
 
 
 LAUNCHERS = "mpirun|mpiexec|orterun|prterun|prun|srun|aprun|jsrun|ibrun|yhrun"
 
 
 LAUNCH = re.compile(rf"(?:^|[\s/;&(])(?:{LAUNCHERS})(?:\.\w+)?\s+(?:[-./~$]|osu_|IMB-)")
+
+
+TEST = re.compile(r"\W*(\w+?)_perf\w*")  # a program, without the folders it is in
+
+
+TESTS = {
+    *(name for row in COLLECTIVES.values() for name in (row.name, *row.aliases)),
+    *("hypercube", "all_reduce_bias"),  # which collbench has no collective for
+}
 
 
 BENCHMARK = re.compile(r"(?:^|/)(?:osu_[a-z]\w*|IMB-\w+|\w+_perf\w*)$")
@@ -45,6 +55,14 @@ def words_of(line: str) -> list[str]:
     return line.strip().lstrip("+$>% ").split() if called else []
 
 
+def find_test(command: Sequence[str]) -> str:
+    """The test of nccl-tests that a command runs, without _perf; "" where none of its words is one,
+    as of a script that starts it."""
+    matches = (TEST.match(word.rpartition("/")[2]) for word in command)
+    names = (match[1] for match in matches if match)
+    return next((name for name in names if name in TESTS), "")
+
+
 def is_launch(command: Sequence[str]) -> bool:
     """Whether a launcher starts it."""
     return any(_is_launcher(word) for word in command)
@@ -64,7 +82,7 @@ def varying_variables(every: Sequence[str]) -> set[str]:
     apart."""
     commands = [
         variables.select_variables(settings_of(tokens))
-        for line in every
+        for line in filter(None, every)
         if (tokens := words_of(line))
     ]
     names = {name for command in commands for name in command}

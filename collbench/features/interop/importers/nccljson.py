@@ -17,7 +17,7 @@ import msgspec
 
 from collbench.core.errors import UsageError
 from collbench.features.interop.importers import Line, Reading, Table, parse_number
-from collbench.features.interop.importers.commands import PROGRAM
+from collbench.features.interop.importers.commands import find_test
 from collbench.features.interop.importers.nccltests import (
     RANKS,
     SPELLED,
@@ -239,8 +239,8 @@ def _list_tables(
     config, count = document.config, len(document.results)
     if not count:
         return []
-    program = next((m[1] for word in document.args if (m := PROGRAM.search(word))), "")
-    name = reading.collective(program)
+    program = find_test(document.args)
+    name = reading.collective("", program)
     reason = why_foreign(name, program)
     group = [device for device in config.devices if device.group == config.devices[0].group]
     per_process = config.nthreads * config.ngpus

@@ -28,6 +28,7 @@ from collbench.features.interop.importers.commands import (
     PROGRAM,
     count_gpus,
     count_ranks,
+    find_test,
     settings_of,
     varying_variables,
     words_of,
@@ -102,7 +103,8 @@ def read_log(text: str, reading: Reading) -> None:
     hosts = library_hosts(every) | {d[4] for line in every if (d := DEVICE.match(line))}
     tables = _Tables(reading, varying_variables(every))
     for at, line in enumerate(_mark_unmeasured(every), 1):
-        tables.line(f"line {at}", line, hosts)
+        if line:  # empty are most of a log with NCCL_DEBUG
+            tables.line(f"line {at}", line, hosts)
     tables.end()
 
 
@@ -112,6 +114,9 @@ def _mark_unmeasured(every: Sequence[str]) -> list[str]:
     marked: list[str] = []
     copied: set[bool] = set()
     for line in reversed(every):
+        if not line:
+            marked.append(line)
+            continue
         if "Collective test concluded" in line:
             copied = set()
         elif match := REPEATED.match(line):
@@ -399,9 +404,8 @@ class _Tables:
         """The table that begins at line ``at``; None where collbench has no such collective."""
         reading, ours = self._reading, self._ours
         command = self._command or self._command_line
-        program_name = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
-        program = self._program.partition("_perf")[0] or program_name
-        name = reading.collective(program)
+        title, test = self._program.partition("_perf")[0], find_test(command)
+        name, program = reading.collective(title, test), title or test
         if reason := why_foreign(name, program, ours["splits"] if ours else ""):
             reading.omitted[reason] += 1
             return None

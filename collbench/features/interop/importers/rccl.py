@@ -63,8 +63,9 @@ def _read_csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]
     except csv.Error as e:
         raise UsageError(f"{reading.request.name}: {e}", "check that the file is whole") from e
     names = [_normalise_field(name) for name in head]
+    before = text[: len(text) - len(text.lstrip())].count("\n")  # empty lines
     entries: list[tuple[str, Mapping[str, str]]] = []
-    for at, row in enumerate(rows, 2):
+    for at, row in enumerate(rows, before + 2):
         if len(row) == len(names) + 1 and "ranks" in names:
             columns = [*names[: names.index("ranks")], "nodes", *names[names.index("ranks") :]]
         else:

@@ -59,7 +59,10 @@ MOST_PARTS = 20_000  # that a gzipped log is made of, each of which takes time h
 PART = b"\x1f\x8b\x08"  # how one begins; elsewhere in a packed file these bytes are rare
 
 
-MOST_LINES = 300_000
+MOST_LINES = 300_000  # that are not empty
+
+
+MOST_EMPTY = MOST_READ // 32  # as those are left that NCCL wrote
 
 
 MOST_VALUES = 1_000_000  # of JSON or CSV, each an object of its own when it is read
@@ -100,16 +103,17 @@ LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 
 
 def bound_log(log: BinaryIO | gzip.GzipFile) -> bytes:
-    """A log's bytes without what NCCL says of itself; where there are more than MOST_BYTES, so many
+    """A log's lines without what NCCL says of itself; where there are more than MOST_BYTES, so many
     that they are refused."""
-    buffer, room = io.BytesIO(), MOST_READ
+    buffer, room, filled, empty = io.BytesIO(), MOST_READ, 0, 0
     hosts: set[str] = set()
     for line in iter(partial(log.readline, MOST_BYTES + 1), b""):
         room -= len(line)
-        buffer.write(
-            _cut_message(_unwrap_line(line), hosts) if room >= 0 else bytes(MOST_BYTES + 1)
-        )
-        if buffer.tell() > MOST_BYTES:
+        rest = _cut_message(_unwrap_line(line), hosts) if room >= 0 else bytes(MOST_BYTES + 1)
+        buffer.write(rest)
+        empty += rest == b"\n"
+        filled += len(rest) * (rest != b"\n")
+        if filled > MOST_BYTES or empty > MOST_EMPTY:
             break
     return buffer.getvalue()
 
@@ -128,8 +132,8 @@ def _unwrap_line(line: bytes) -> bytes:
 
 
 def _cut_message(line: bytes, hosts: set[str]) -> bytes:
-    """A line up to NCCL's message in it; nothing of a line that is all NCCL's, but the first of
-    each host and those that tell a version."""
+    """A line up to NCCL's message in it; an empty one for a line that is all NCCL's, but the first
+    of each host and those that tell a version."""
     if MARK.encode() not in line or len(line) > LONGEST_LINE or b"CCL version " in line:
         return line
     text = line.decode("latin-1")
@@ -138,7 +142,7 @@ def _cut_message(line: bytes, hosts: set[str]) -> bytes:
         return line
     if is_whole_line(text, match):
         if match["host"] in hosts or len(hosts) >= MOST_HOSTS:
-            return b""
+            return b"\n"
         hosts.add(match["host"])
     return text[: match.end()].encode("latin-1") + b"\n"
 
@@ -186,12 +190,14 @@ def decode_log(data: bytes, name: str) -> str:
     if data[:2] == PART[:2]:
         data = _unpack_log(data, name)
         _refuse_archive(data, name)
-    if len(data) > MOST_BYTES:
+    *lines, _ = data.split(b"\n")
+    empty = lines.count(b"")
+    if len(data) - empty > MOST_BYTES:
         raise UsageError(
             f"{name} is larger than {MOST_BYTES >> 20} MiB",
             "cut it to the tables, with grep for example",
         )
-    if data.count(b"\n") > MOST_LINES:
+    if len(lines) - empty > MOST_LINES or empty > MOST_EMPTY:
         raise UsageError(
             f"{name} has more than {MOST_LINES} lines",
             "cut it to the tables, with grep for example",

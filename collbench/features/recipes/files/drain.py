@@ -9,8 +9,9 @@ Reads the verdict as JSON on standard input and takes the hosts of its list `bla
 critical finding, or a sure warning on machines that nobody else used, is about. The list is empty
 where there is no verdict, a fault was planted or GPUs were fake. Where more hosts than --most are
 blamed, or are out of service for such a verdict already, nothing is done: that many are rarely
-broken at once, and a person should look. Nodes that judge themselves at the same moment do not see
-each other: start their checks apart.
+broken at once, and a person should look. Nor where the runs ended more than --max-age hours ago, as
+where no new ones were made and the last are judged again: a host may be repaired since. Nodes that
+judge themselves at the same moment do not see each other: start their checks apart.
 Needs Python 3.9, and scontrol or kubectl.
 """
 
@@ -21,6 +22,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import datetime, timezone
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9-]{1,63})*")
 TAINT = "collbench/unhealthy"
@@ -34,6 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--most", type=int, default=2, help="hosts out of service at once (default 2)"
     )
+    parser.add_argument(
+        "--max-age", type=float, default=24, help="hours since the runs ended (default 24)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print commands, run none")
     options = parser.parse_args()
     try:
@@ -42,6 +47,7 @@ def main() -> int:
             raise ValueError("a verdict of another version")
         blamed = verdict["blamed"] if verdict["state"] == "unhealthy" else []
         reasons = {entry["host"]: "; ".join(entry["reasons"]) for entry in blamed}
+        ended = str(verdict.get("ended", ""))
     except (ValueError, KeyError, TypeError) as error:
         print(f"drain: this is no verdict of collbench: {error!r}", file=sys.stderr)
         return 2
@@ -52,8 +58,8 @@ def main() -> int:
             return 2
     if not reasons:
         print("drain: no host is blamed with certainty; nothing is done", file=sys.stderr)
-    elif len(reasons) > options.most:
-        print(f"drain: {len(reasons)} hosts are blamed, more than --most", file=sys.stderr)
+    elif why := refuse(len(reasons), ended, options):
+        print(f"drain: {why}; nothing is done", file=sys.stderr)
         return 1
     taken = list_taken(options.where, reasons) if reasons else []
     if taken is None and not options.dry_run:
@@ -69,6 +75,23 @@ def main() -> int:
         return 1
     take = drain_in_slurm if options.where == "slurm" else taint_in_kubernetes
     return max([take(host, reason, options.dry_run) for host, reason in reasons.items()], default=0)
+
+
+def refuse(blamed: int, ended: str, options: argparse.Namespace) -> str:
+    """Why hosts are not taken out of service by such a verdict, or an empty string."""
+    if not is_recent(ended, options.max_age):
+        return f"the runs ended {ended or 'at an unknown time'}, longer ago than --max-age"
+    return f"{blamed} hosts are blamed, more than --most" if blamed > options.most else ""
+
+
+def is_recent(ended: str, hours: float) -> bool:
+    """Whether a time in ISO 8601 is not longer ago than that; not where it is no time."""
+    try:
+        when = datetime.fromisoformat(ended).astimezone(timezone.utc)  # noqa: UP017 - Python 3.9
+    except ValueError:
+        return False
+    age = datetime.now(timezone.utc) - when  # noqa: UP017
+    return age.total_seconds() <= 3600 * hours
 
 
 def list_taken(where: str, blamed: dict[str, str]) -> list[str] | None:

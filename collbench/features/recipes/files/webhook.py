@@ -52,7 +52,8 @@ def describe(verdict: dict[str, Any]) -> list[str]:
     """The lines of a message: the verdict, then its findings but for hints."""
     mark = f"TEST, fault injected ({verdict['injected']}): " if verdict["injected"] else ""
     hosts = ", ".join(verdict["hosts"][:3]) + (" ..." if len(verdict["hosts"]) > 3 else "")
-    lines = [f"{mark}collbench ({hosts}): {verdict['state']}: {verdict['summary']}"]
+    ended = f" (runs until {verdict['ended']})" if verdict.get("ended") else ""
+    lines = [f"{mark}collbench ({hosts}): {verdict['state']}: {verdict['summary']}{ended}"]
     found = [finding for finding in verdict["findings"] if finding["severity"] != "hint"]
     for finding in found[:FINDINGS]:
         subject = finding["subject"]["name"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
@@ -101,29 +102,30 @@ class Block(NamedTuple):
 
 def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
     """The blocks of an exchange of which both ranks tell the size, and not the same."""
-    ranks, calls = meeting.group.ranks, meeting.calls.values()
-    if not any(call.kind in EXCHANGES for call in calls):
+    ranks, calls = meeting.group.ranks, meeting.calls
+    if not any(call.kind in EXCHANGES for call in calls.values()):
         return ()
-    is_even = not any(call.sends or call.receives for call in calls)
-    if is_even and len({(call.kind, call.nbytes, call.dtype) for call in calls}) == 1:
-        return ()  # told before each pair of ranks is looked at: of 1,024 there are a million
-    sends = {
-        rank: _member_elements(call, call.sends, len(ranks)) for rank, call in meeting.calls.items()
-    }
-    expects = {
-        rank: _member_elements(call, call.receives, len(ranks))
-        for rank, call in meeting.calls.items()
-    }
-    return tuple(
-        Block(source, target, sends[source][to], expects[target][at])
-        for at, source in enumerate(ranks)
-        for to, target in enumerate(ranks)
-        if at != to
-        and sends.get(source)
-        and expects.get(target)
-        and sends[source][to] != expects[target][at]
-        and meeting.calls[source].dtype == meeting.calls[target].dtype
+    is_even = not any(call.sends or call.receives for call in calls.values())
+    if is_even and len({(call.kind, call.nbytes, call.dtype) for call in calls.values()}) == 1:
+        return ()
+    n = len(ranks)
+    sends, expects = (
+        [_member_elements(call, side(call), n) if (call := calls.get(r)) else () for r in ranks]
+        for side in (attrgetter("sends"), attrgetter("receives"))
     )
+    blocks: list[Block] = []
+    # whole rows are compared before each pair of ranks: of 1,024 there are a million
+    columns = zip(*filter(None, expects), strict=True)
+    for source, sent, expected in zip(ranks, sends, columns, strict=False):
+        if not sent or tuple(compress(sent, expects)) == expected:
+            continue
+        pairs = zip(compress(ranks, expects), compress(sent, expects), expected, strict=True)
+        blocks += (
+            Block(source, target, size, other)
+            for target, size, other in pairs
+            if target != source and size != other and calls[target].dtype == calls[source].dtype
+        )
+    return tuple(blocks)
 
 
 def _member_elements(call: Call, splits: Sequence[int], n: int) -> Sequence[int]:

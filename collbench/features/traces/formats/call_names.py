@@ -71,7 +71,7 @@ TYPES = {
     **{dtype.torch: dtype.name for dtype in DTYPES.values()},
 }
 SUMS = "reductions are taken for sums: the trace does not say which they are"
-EVEN = "an all_to_all without splits is taken for an even one"
+EVEN = "an all_to_all without splits is taken for an even one, unless ranks differ in its size"
 NO_RANK = "the file does not name its rank: taken for rank 0"
 UNREADABLE = "calls have a value that cannot be read"
 MOST = 1 << 62
@@ -124,6 +124,9 @@ class Calls:
         """Add a call, or note that it is lost where it cannot be interpreted. Returns its index, -1
         for a lost one."""
         kind, dtype = kind_of(call.name), type_of(call.dtype)
+        reduces = kind in COLLECTIVES and COLLECTIVES[kind].reduces
+        if not dtype and not reduces and "float8" in call.dtype.lower():
+            dtype = "uint8"  # which moves the same bytes
         if not kind or not (dtype or kind == "barrier"):
             what = f"operation '{call.name}'" if not kind else f"datatype '{call.dtype}'"
             size = DTYPES[dtype].size if dtype else 1
@@ -136,7 +139,7 @@ class Calls:
             return self.lose(f"{kind}: {e}", call.at, max(call.given, call.got) * size)
         if fields_of_call["kind"] == "all_to_all":
             self.assumptions[EVEN] = None
-        if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
+        if reduces:
             fields_of_call["op"] = "sum"
             self.assumptions[SUMS] = None
         fields_of_call |= {"group": call.group, "dtype": dtype or "uint8", "source": call.at}

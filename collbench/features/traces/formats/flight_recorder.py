@@ -2,10 +2,11 @@
 pickle or as JSON, a file a rank.
 
 It has sizes, groups and how far each call came; not roots, reductions, nor, before version 2.11,
-the blocks of an uneven exchange. It keeps a number of calls (TORCH_FR_BUFFER_SIZE) and loses those
-before. Only events that are timed (TORCH_NCCL_ENABLE_TIMING) tell how long a call took, and not
-when: a watchdog discovers ends up to 100 ms later, of many calls at once. Format:
-torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10.
+the blocks of an uneven exchange. It keeps a number of calls (TORCH_NCCL_TRACE_BUFFER_SIZE, from
+torch 2.9 on also TORCH_FR_BUFFER_SIZE) and loses those before. Only events that are timed
+(TORCH_NCCL_ENABLE_TIMING) tell how long a call took, and not when: a watchdog discovers ends up to
+100 ms later, of many calls at once. Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, version
+2.10.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ class _Group(msgspec.Struct):
     desc: str = ""
 
 
-def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
-    """The calls by a rank's file, a pickle where it is ``packed``, and what is taken for granted.
-    Raises UsageError."""
+def read_rank(stream: Stream, packed: bool, limit: int) -> tuple[RankTrace, tuple[str, ...]]:
+    """The last ``limit`` calls by a rank's file, a pickle where it is ``packed``, and what is taken
+    for granted. Raises UsageError."""
     calls = Calls(stream.path)
     groups, entries, reached = _read_pickle(stream, calls) if packed else _read_json(stream, calls)
     for name, group in groups.items():
@@ -95,8 +96,13 @@ def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]
     if world in calls.groups:
         calls.name_world(world)
     entries.sort(key=lambda entry: entry.record_id)
-    if entries and entries[0].record_id > 0:
-        first = entries[0].record_id
+    reached_by_name = _by_group(groups, entries, reached)
+    cut = max(0, len(entries) - limit)
+    if cut:
+        calls.assumptions[f"of each dump the last {limit:,} calls are read"] = None
+    entries = entries[cut:]
+    first = max(entries[0].record_id, cut) if entries else 0
+    if first > 0:
         calls.lose(OVERFLOWED, calls=first)
     for entry in entries:
         _take_entry(
@@ -104,12 +110,9 @@ def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]
         )
     backend = entries[0].profiling_name.partition(":")[0][:20] if entries else ""
     trace = calls.trace(stream.rank, backend=backend)
-    by_name = {
-        WORLD if name == world else name: status
-        for name, status in _by_group(groups, entries, reached).items()
-    }
+    by_name = {WORLD if name == world else name: status for name, status in reached_by_name.items()}
     only_active = not entries or (
-        entries[0].record_id > 0 and all(entry.state != "completed" for entry in entries)
+        first > 0 and all(entry.state != "completed" for entry in entries)
     )
     trace = msgspec.structs.replace(trace, reached=by_name, only_active=only_active)
     return trace, tuple(calls.assumptions)

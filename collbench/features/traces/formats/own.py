@@ -15,6 +15,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
@@ -28,6 +29,7 @@ from collbench.core.text import printable_text
 from collbench.features.traces.formats.call_names import rank_in
 from collbench.features.traces.types import (
     HOST,
+    STALE_NS,
     Call,
     Interval,
     Known,
@@ -69,9 +71,9 @@ class Limits(NamedTuple):
 class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A line that is no call: an iteration's begin and end, a ``group`` with its ``ranks`` and what
     people call it, calls that are lost, the end of a call that was written before it ended
-    (``late``, with its place, and the ``peer`` of a message), ``until`` when all calls are in the
-    file, or when the recording ``ended``; ``broken``: because the job did, or by an error;
-    ``fake``: the rank's GPU is one."""
+    (``late``, with its place, -1 where it was only begun to be waited for, and the ``peer`` of a
+    message), ``until`` when all calls are in the file, or when the recording ``ended``; ``broken``:
+    because the job did, or by an error; ``fake``: the rank's GPU is one."""
 
     step: Interval | None = None
     group: str | None = None
@@ -93,6 +95,14 @@ class _Head(RankTrace, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def file_name(rank: int) -> str:
     """The name of a rank's file."""
     return f"rank-{rank:05}.jsonl"
+
+
+def remove_file(folder: Path, rank: int) -> None:
+    """Remove the file that an earlier recording of the rank left. Raises OSError, and UsageError
+    for a file of somebody else's."""
+    files.refuse_foreign_file(path := folder / file_name(rank), MARK, "another folder")
+    if path.is_file() and not path.is_symlink():
+        path.unlink()
 
 
 class Writer:
@@ -167,17 +177,20 @@ def read_job(paths: Sequence[Path]) -> Trace:
             )
     if refused and not ranks_found:
         raise refused
-    for files_of_job in spans.values():
-        _refuse_another_jobs(files_of_job)
+    for timed_ranks in spans.values():
+        _refuse_another_jobs(timed_ranks, 0)
+    if spans:  # clocks of hosts differ
+        _refuse_another_jobs([*chain(*spans.values())], STALE_NS)
     ranks = tuple(ranks_found[rank] for rank in sorted(ranks_found))
     return Trace(FORM, ranks, list_assumptions(ranks), tuple(unread))
 
 
-def _refuse_another_jobs(timed_ranks: Sequence[tuple[Interval, RankTrace]]) -> None:
-    """Raises UsageError where one recording of a host ended before another one's first call."""
+def _refuse_another_jobs(timed_ranks: Sequence[tuple[Interval, RankTrace]], slack: int) -> None:
+    """Raises UsageError where one recording ended more than ``slack`` ns before another one's first
+    call."""
     (_, ended), before = min(timed_ranks, key=lambda timed: timed[0][1])
     (begins, _), after = max(timed_ranks, key=lambda timed: timed[0][0])
-    if ended < begins:
+    if ended + slack < begins:
         raise UsageError(f"{before.source} ends before {after.source} begins", ONE_JOB)
 
 
@@ -365,17 +378,17 @@ class _Reader:
         return RankTrace(**about)
 
     def _ended(self, went_on: bool) -> tuple[Call, ...]:
-        """The calls, with ends and senders that were written later. Where the job ``went_on`` after
-        the recording, nobody knows whether those under way then have ended."""
+        """The calls, with ends, senders and waits for them that were written later. Where the job
+        ``went_on`` after the recording, nobody knows whether those under way then have ended."""
         calls = list(self._calls)
         for note in self._notes:
             at, ends = note.late or (len(calls), -1)
             if at < len(calls) and calls[at].kind != "mark":
                 call = calls[at]
-                begins = call.issued_ns if ends >= 0 else -1
+                state, begins = ("", call.issued_ns) if ends >= 0 else ("started", -1)
                 is_named = note.peer >= 0 and call.kind in POINT_TO_POINT
                 peer = note.peer if is_named else call.peer
-                calls[at] = replace(call, state="", begins_ns=begins, ends_ns=ends, peer=peer)
+                calls[at] = replace(call, state=state, begins_ns=begins, ends_ns=ends, peer=peer)
         if went_on:
             calls = [replace(call, state="") if call.state else call for call in calls]
         for at in list(_seen_late(calls)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,8 @@ from collbench.features.traces import from_steps as steps
 from collbench.features.traces.formats import aicb, chakra, execution, kineto, protobuf
 from collbench.features.traces.formats import flight_recorder as flight
 from collbench.features.traces.formats.bounded import Limits, Stream, read_head
-from collbench.features.traces.formats.call_names import NO_RANK, number_files
-from collbench.features.traces.types import RankTrace, Trace, Unread
+from collbench.features.traces.formats.call_names import EVEN, NO_RANK, number_files
+from collbench.features.traces.types import STALE_NS, Call, RankTrace, Trace, Unread
 from collbench.features.training.step import POINT_TO_POINT, WORLD
 
 MOST_FILES = 1 << 16
@@ -69,7 +70,8 @@ def _make_stream_reader(
 
 def _read_flight(path: Path, request: _Asked) -> Told:
     with Stream(path, request.limits, request.ranks.get(path, -1)) as stream:
-        return flight.read_rank(stream, read_head(path, 1) == b"\x80")
+        share = MOST_CALLS // len(request.ranks)
+        return flight.read_rank(stream, read_head(path, 1) == b"\x80", share)
 
 
 def _read_execution(path: Path, request: _Asked) -> Told:
@@ -332,7 +334,33 @@ def _read_ranks(
         assumptions[f"{told_of}, as far as these files tell"] = None
     everyone = {WORLD: tuple(range(trace.world))}
     ranks = [replace(rank, groups=everyone | rank.groups) for rank in ranks]
+    ranks = [*_doubt_even(ranks)] if EVEN in assumptions else ranks
     return replace(trace, ranks=tuple(ranks), assumptions=tuple(assumptions))
+
+
+def _doubt_even(ranks: Sequence[RankTrace]) -> Iterator[RankTrace]:
+    """The ranks, with exchanges whose sizes differ between ranks as all_to_allv of unknown blocks:
+    where no rank tells splits, one that sends as much as it receives was taken for an even one."""
+    exchanges: dict[object, dict[tuple[int, int], Call]] = defaultdict(dict)  # by rank and place
+    for rank in ranks:
+        repeats: Counter[tuple[str, int]] = Counter()
+        for at, call in enumerate(rank.calls):
+            if call.kind in ("all_to_all", "all_to_allv"):
+                repeats[operation := (call.group, call.number)] += 1
+                first = rank.groups.get(call.group, ())[:1]  # member: all take long to hash
+                key = first, operation, repeats[operation]
+                exchanges[key][rank.rank, at] = call
+    doubted: dict[int, list[int]] = defaultdict(list)
+    for calls in exchanges.values():
+        is_told = any(call.sends or call.receives for call in calls.values())
+        if not is_told and len({(call.kind, call.nbytes) for call in calls.values()}) > 1:
+            for rank_number, at in calls:
+                doubted[rank_number].append(at)
+    for rank in ranks:
+        calls_of_rank = [*rank.calls]
+        for at in doubted[rank.rank]:
+            calls_of_rank[at] = replace(calls_of_rank[at], kind="all_to_allv")
+        yield replace(rank, calls=tuple(calls_of_rank)) if doubted[rank.rank] else rank
 
 
 def _same_rank(first: RankTrace, second: RankTrace, assumed: Sequence[str]) -> UsageError:
@@ -347,9 +375,6 @@ def _same_rank(first: RankTrace, second: RankTrace, assumed: Sequence[str]) -> U
         f"{complaint}, by what they or their names tell",
         "give one file a rank: of several profiles of a job, those of one cycle",
     )
-
-
-STALE_NS = 3600 * 10**9  # between calls that ranks issue together
 
 
 def _find_stale(ranks: Sequence[RankTrace]) -> list[Unread]:

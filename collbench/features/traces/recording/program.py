@@ -39,7 +39,8 @@ def make_clock() -> Clock:
 
 class Seen:
     """A call or a wait at its place in the trace, from when it was issued until it is written.
-    ``work`` is kept until it is waited for. ``pending``: when it ends will be seen."""
+    ``work`` is kept until it is waited for. ``pending``: when it ends will be seen. ``state`` is as
+    it was written last."""
 
     __slots__ = (
         "begins",
@@ -51,6 +52,7 @@ class Seen:
         "index",
         "issued",
         "pending",
+        "state",
         "waits",
         "work",
     )
@@ -59,7 +61,8 @@ class Seen:
         self.fields, self.index, self.issued = fields, index, issued
         self.begins = self.ends = -1
         self.waits = self.done = False
-        self.pending = fields["kind"] != "wait"
+        self.state: State = ""
+        self.pending = True
         self.device = "cpu"
         self.work: Work | None = None
         self.future: Any = None  # of its work, until that is done
@@ -74,8 +77,14 @@ class Seen:
 
     @property
     def under_way(self) -> bool:
-        """Whether it is known not to have ended."""
-        return self.pending and self.ends < 0 and self.device == "cpu"
+        """Whether it is a call, and known not to have ended."""
+        is_call = self.fields["kind"] != "wait"
+        return is_call and self.pending and self.ends < 0 and self.device == "cpu"
+
+    @property
+    def may_end(self) -> bool:
+        """Whether its end has not been seen, and may be when somebody waits for it."""
+        return not self.done and (self.pending or self.work is not None)
 
     @property
     def call(self) -> Call:
@@ -281,7 +290,10 @@ class Program:
             if work in self._forgotten:
                 self._forgotten.discard(work)
                 self.lose(WAITED_LATE, calls=0)
-            return self._pop_calls(id(work))
+            calls = self._pop_calls(id(work))
+            for call in calls:
+                call.pending = True
+            return calls
 
     def fills(self, call: Seen, given: Iterable[Tensor]) -> None:
         """The call's outcome is in these tensors."""
@@ -300,7 +312,8 @@ class Program:
                 self._forgotten_fills.discard(address)
                 self.lose(WAITED_LATE, calls=0)
             call = self._filled.pop(address, None)
-            if call is not None and call.work is not None:
+            if call is not None:
+                call.pending = True
                 self._pop_calls(id(call.work))
             return call
 
@@ -346,23 +359,29 @@ class Program:
             while self._calls and (self._calls[0].done or self._calls[0].issued < old):
                 call = (observed := self._calls.popleft()).call
                 lines.append(call)
-                if call.state or (_lacks_sender(call) and len(self._overdue) < MOST_HELD):
+                observed.state = call.state
+                if observed.may_end and len(self._overdue) < MOST_HELD:
                     self._overdue.append(observed)
             until = self._calls[0].issued if self._calls else now
         lacks = any(calls for calls, _ in self._lost.values())
         return lines if lacks else [*lines, own.Note(until=until)]
 
     def _list_late(self) -> list[Line]:
-        """Ends of calls that were written before, and which rank messages came from."""
-        overdue = [
-            (observed, observed.ends) for observed in self._overdue
-        ]  # once: others set ends meanwhile
-        self._overdue = [observed for observed, ends in overdue if ends < 0]
-        return [
-            own.Note(late=(observed.index, ends), peer=observed.fields.get("peer", -1))
-            for observed, ends in overdue
-            if ends >= 0
-        ]
+        """What calls that were written before have come to since: they are waited for, or have
+        ended, and messages came from a rank."""
+        lines: list[Line] = []
+        overdue, self._overdue = self._overdue, []
+        for observed in overdue:
+            may_end, ends = observed.may_end, observed.ends  # in this order: others set ends first
+            is_begun = ends < 0 and not observed.state and observed.under_way
+            if is_begun:
+                observed.state = "started"
+            if is_begun or ends >= 0:
+                peer = observed.fields.get("peer", -1)
+                lines.append(own.Note(late=(observed.index, ends), peer=peer))
+            if may_end and ends < 0:
+                self._overdue.append(observed)
+        return lines
 
     def rest(self, broken: bool = False) -> list[Line]:
         """All lines not written yet, with what was lost and the end. ``broken``: the job
@@ -391,11 +410,6 @@ class Program:
                 self._overdue,
             ):
                 collection.clear()
-
-
-def _lacks_sender(call: Call) -> bool:
-    """Whether it is a receive from anybody that has not ended, as far as is known."""
-    return call.kind == "recv" and call.peer < 0 and call.ends_ns < 0
 
 
 def _is_done(call: Seen) -> bool:

@@ -184,6 +184,8 @@ class Recorder:
             raise RuntimeError("this torch has no torch.distributed")
         self._folder = Path(self._folder).absolute()  # the job may go to another folder
         files.make_folder(self._folder)
+        if dist.is_initialized():
+            own.remove_file(self._folder, dist.get_rank())
         if self._of_optimizer:
             self._hook = register_optimizer_step_post_hook(self._optimized)
         atexit.register(self._exits)
@@ -328,8 +330,6 @@ class Recorder:
         calls = self._program.waited(work) or self._at_once(work)
         if not calls:
             return None
-        for call in calls:
-            call.pending = True
         if by_torch and calls == [getattr(self._local, "last", None)]:
             calls[0].waits = True  # as dist.send does
         if all(call.waits for call in calls):
@@ -399,7 +399,8 @@ class Recorder:
         try:
             while not self.over:
                 self._wake.wait(PAUSE_S)
-                file = self._write_lines(file, self._program.ready())
+                if self._about is not None:  # else marks of iterations are kept for the file
+                    file = self._write_lines(file, self._program.ready())
             until = time.monotonic() + PATIENCE_S
             while self._program.watching and time.monotonic() < until:
                 time.sleep(0.01)

@@ -152,7 +152,7 @@ def _explain_nothing(verdict: Judged) -> str:
         )
     hint = ""
     if verdict.trace.form == "flight":
-        hint = ": dumps have no calls (TORCH_FR_BUFFER_SIZE sets how many are kept)"
+        hint = ": dumps have no calls (TORCH_NCCL_TRACE_BUFFER_SIZE sets how many are kept)"
     return f"no verdict: nothing was recorded of what ranks did together{hint}"
 
 

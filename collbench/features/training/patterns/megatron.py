@@ -270,6 +270,8 @@ def list_assumptions(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
         yield f"layers of the pipeline's parts: {', '.join(map(str, counts))}"
     if layout.cp > 1 and options.cp == "p2p":
         yield "gradients of keys and values go around cp - 1 times, in the model's datatype"
+    if layout.cp > 1 and options.cp == "all_gather":
+        yield "keys and values are gathered one by one, again in backward (TransformerEngine)"
     if layout.chunks > 1:
         yield "sends of the interleaved pipeline are waited for at the end of backward alone"
     if layout.pp > 1:

@@ -2,7 +2,7 @@
 
 Tensor parallelism is that of Megatron-LM (arXiv 1909.08053), sequence parallelism that of
 Korthikanti et al. (arXiv 2205.05198); context parallel ranks come to keys and values by ring
-attention (arXiv 2310.01889), an all_gather as for Llama 3 (arXiv 2407.21783), or Ulysses (arXiv
+attention (arXiv 2310.01889), all_gathers as for Llama 3 (arXiv 2407.21783), or Ulysses (arXiv
 2309.14509). Data is parallel as in Megatron-Core: buckets, and a distributed optimizer.
 """
 
@@ -158,7 +158,9 @@ class Blocks:
         multiple = 128 * layout.tp
         self.vocab = -(-model.vocab // multiple) * multiple
         self.v_dim = model.v_dim or model.head_dim
-        self.keys = self._count_head_bytes(model.kv_heads, model.head_dim + self.v_dim)
+        self.keys, self.values = (
+            self._count_head_bytes(model.kv_heads, width) for width in (model.head_dim, self.v_dim)
+        )
         self.grad = "float" if options.grad_reduce_in_fp32 else model.dtype
         self.data = "dp" if layout.cp == 1 else "dp-cp"
 
@@ -292,13 +294,14 @@ class Blocks:
         """Keys and values go around, and in backward their gradients, each round beside the
         computation with what the round before it brought."""
         flops = scores / self.layout.cp * (1 if forward else 2)
+        nbytes = self.keys + self.values
         came: list[int] = []
         gone: list[int] = []
         for _ in range(self.layout.cp - 1):
-            ring = self._over_cp(block, "sendrecv", self.keys)
+            ring = self._over_cp(block, "sendrecv", nbytes)
             block.work(flops, *came)
             if not forward:
-                gone = [self._over_cp(block, "sendrecv", self.keys, lane="gradients")]
+                gone = [self._over_cp(block, "sendrecv", nbytes, lane="gradients")]
             came = [ring]
         block.work(flops, *came)
         if gone:
@@ -306,26 +309,23 @@ class Blocks:
             block.wait(*gone)
 
     def _gathered(self, block: Block, scores: float, forward: bool) -> None:
-        """Write the gather of all keys and values at once, and in backward the sum of their
-        gradients."""
-        nbytes = self.keys * self.layout.cp
-        if forward:
+        """Write the gathers of all keys and of all values, in backward once more, and there the
+        sums of their gradients."""
+        sizes = [nbytes * self.layout.cp for nbytes in (self.keys, self.values)]
+        for nbytes in sizes:
             self._over_cp(block, "all_gather", nbytes, wait="call")
         block.work(scores if forward else 2 * scores)
-        if not forward:
+        for nbytes in () if forward else sizes:
             self._over_cp(block, "reduce_scatter", nbytes, op="sum", wait="call")
 
     def _ulysses(self, block: Block, scores: float, forward: bool) -> None:
         """Heads for tokens: queries, keys and values to ranks that have all tokens of some heads,
         and what comes out back; in backward the other way."""
         model = self.model
-        queries, keys = (
-            self._count_head_bytes(heads, model.head_dim) for heads in (model.heads, model.kv_heads)
+        queries, outputs = (
+            self._count_head_bytes(model.heads, width) for width in (model.head_dim, self.v_dim)
         )
-        outputs, values = (
-            self._count_head_bytes(heads, self.v_dim) for heads in (model.heads, model.kv_heads)
-        )
-        into, out = (queries, keys, values), (outputs,)
+        into, out = (queries, self.keys, self.values), (outputs,)
         for nbytes in into if forward else out:
             self._over_cp(block, "all_to_all", nbytes, wait="call")
         block.work(scores if forward else 2 * scores)

@@ -90,7 +90,9 @@ def draw_operations(
             lane = (op.group or "world") if op.communicates else ""
             bars[kind].append(Bar(rank, lane, *when, op.kind, (op.label, op.source)))
     caption = "One step: when each operation was under way, and when the program stood still."
-    caption += name_first_ranks(len(operation_times))
+    watched = sum(any(times.ends_ns for times in ops) for ops in operation_times)
+    is_alone = watched == 1 < len(operation_times)
+    caption += " Only rank 0 was watched." if is_alone else name_first_ranks(len(operation_times))
     return draw_timeline(f"{title}: one step", caption, bars, "ms after the step's begin")
 
 

@@ -16,6 +16,7 @@ from collbench.features.advise import evidence as evidences
 from collbench.features.advise.evidence import Evidence, Place, Terms, gather_evidence
 from collbench.features.advise.judgement import judge_evidence
 from collbench.features.advise.libraries.other import Other
+from collbench.features.advise.tune import schedule
 from collbench.features.advise.types import Cell, Series, Setting
 from collbench.records.choice import add_names
 from collbench.records.derive import NO_SAMPLE
@@ -127,7 +128,12 @@ def test_a_variable_that_was_exported_is_a_setting_too() -> None:
     found = gather_evidence([swept({(): 1.0}, environment=facts)], Terms())
     assert {*rivals(found)} == {setting("ring")}
     advised = judge_evidence(found)
-    assert {each.why for each in advised.unadvised} == {"the library's own choice was not measured"}
+    assert {each.why for each in advised.unadvised} == {
+        f"the library's own choice was not measured, as {ALGORITHM}=ring was exported; unset it"
+    }
+    chosen = gather_evidence([swept({RING: 0.8})], Terms())  # by the run itself
+    (why,) = {each.why for each in judge_evidence(chosen).unadvised}
+    assert why == "the library's own choice was not measured"
 
 
 def test_what_is_exported_beside_an_algorithm_is_part_of_the_setting() -> None:
@@ -136,6 +142,28 @@ def test_what_is_exported_beside_an_algorithm_is_part_of_the_setting() -> None:
     found = gather_evidence([swept({(): 1.0, RING: 0.8}, environment=facts)], Terms())
     segmented = Setting(backend="gloo", env=(*RING, (SEGMENT, "8")))
     assert {*rivals(found)} == {DEFAULT, segmented}
+
+
+def test_variables_that_differ_between_runs_are_all_named() -> None:
+    files = [
+        swept({(): 1.0}, name=value, environment={**ENVIRONMENT, "variables": {ALGORITHM: value}})
+        for value in ("ring", "tree")
+    ]
+    (why,) = {each.why for each in judge_evidence(gather_evidence(files, Terms())).unadvised}
+    assert why.endswith(f", as {ALGORITHM}=ring and {ALGORITHM}=tree were exported; unset them")
+
+
+def test_cases_are_of_all_forms_of_the_default() -> None:
+    """A verification measures them: a setting is advised where it is faster in all forms."""
+    files = [
+        swept({(): 1.0, RING: 0.8}, name=dtype, case_fields={"dtype": dtype})
+        for dtype in ("float", "half")
+    ]
+    found = gather_evidence(files, Terms())
+    assert {(case.dtype, case.nbytes, case.env) for case in found.cases} == {
+        (dtype, size, ()) for dtype in ("float", "half") for size in SIZES
+    }
+    assert schedule.count_forms(schedule.make_axes(found.cases)) == 2
 
 
 def test_what_was_exported_beside_settings_is_told() -> None:

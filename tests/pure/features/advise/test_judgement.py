@@ -281,7 +281,9 @@ def test_wrong_data_at_one_size_bars_a_setting_at_all() -> None:
 def test_noise_says_what_would_tell() -> None:
     advised = judge_evidence(settle({"a": (-0.06,) * 4}, width=12.0))
     why = reasons(advised)[1024]
-    assert "launches scatter too much: a may save" in why.why
+    assert why.best
+    ends = f"between {why.best.lo:.0%} and {why.best.hi:.0%} at 1 KiB"
+    assert why.why.startswith(f"launches scatter too much: a may save {ends}; ")
     assert "more launches would decide" in why.why
     assert not why.decided
 

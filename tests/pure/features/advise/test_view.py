@@ -91,7 +91,7 @@ def test_the_answer_says_what_was_decided() -> None:
     assert describe_answer(same, "Tiny").startswith(
         "nothing that is known to keep the order of summation is surely faster than Tiny's"
     )
-    noisy = advice(stay(8, "launches scatter too much: a may save 9%", False))
+    noisy = advice(stay(8, "launches scatter too much: a at 512 B", False))
     assert describe_answer(noisy, "Tiny") == "nothing could be decided: launches scatter too much"
     assert find_exit(noisy) == find_exit(advice()) == Exit.NO_VERDICT
 
@@ -100,8 +100,8 @@ def test_neighbours_of_one_reason_stay_together() -> None:
     cells = (
         stay(8, "nothing is faster", best=gain(0.01)),
         stay(64, "nothing is faster", best=gain(0.02)),
-        stay(512, "launches scatter too much: a may save 9%", False, gain(0.04)),
-        stay(4096, "launches scatter too much: a may save 8%", False),
+        stay(512, "launches scatter too much: a at 512 B", False, gain(0.04)),
+        stay(4096, "launches scatter too much: a at 4 KiB", False),
     )
     first, second = list_stays(advice(*cells))
     assert (first.sizes, first.why, first.best) == (
@@ -111,8 +111,18 @@ def test_neighbours_of_one_reason_stay_together() -> None:
     )
     assert (second.sizes, second.why) == (
         "512 B to 4 KiB",
-        "launches scatter too much: a may save 9%",
+        "launches scatter too much: a at 512 B",
     )
+
+
+def test_a_reason_is_of_the_size_whose_gain_stands_beside_it() -> None:
+    wide, sure = gain(0.05, hi=0.75), gain(0.36, lo=0.08, hi=0.38)
+    (only,) = list_stays(
+        advice(
+            stay(512, "undecided: wide", False, wide), stay(4096, "undecided: sure", False, sure)
+        )
+    )
+    assert (only.why, only.best) == ("undecided: sure", "a: 36% less time [8%, 38%] at 4 KiB")
 
 
 def test_a_row_between_parts_what_stays(advised: Advised) -> None:

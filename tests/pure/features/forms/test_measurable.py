@@ -11,8 +11,12 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.features.forms.measurable import FORMS, Form, FormRequest, make_requests
 from collbench.features.forms.rows import OTHER, PLAIN
-from collbench.features.forms.runner import RUNNER
+from collbench.features.forms.runner import COPIES, RUNNER
+from collbench.run.jobs import Job
+from collbench.run.memory import Room
+from collbench.suite.case import Skip
 from collbench.suite.measurable import decode_subject
+from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
 TABLE = {"objects": ["all_gather"], "coalesced": ["all_reduce"], "sizes": ["8", "1K"]}
@@ -100,3 +104,28 @@ def test_what_is_no_backend_of_torch_is_refused(backend: str) -> None:
     axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=(backend,))
     cases, _ = Suite(name="", axes=axes, subjects=(subject,)).expand()
     assert backend in RUNNER.refuse(cases[0], subject, lambda _: "")
+
+
+@pytest.mark.parametrize(
+    ("collective", "together", "blocks"),
+    [
+        ("all_reduce", 4, 64),
+        ("sendrecv", 4, 64),
+        ("all_gather", 4, 64 * 64),
+        ("reduce_scatter", 4, 64 * 64),
+        ("broadcast", 0, 64),
+        ("all_gather", 0, 64 * 64),
+        ("gather", 0, 64 + 63),
+        ("scatter", 0, 64 + 63),
+    ],
+)
+def test_room_is_counted_by_what_each_rank_has(collective: str, together: int, blocks: int) -> None:
+    """Of 64 ranks on a host: where one rank alone has all blocks, it alone is counted for them."""
+    requests = make_requests([collective], [1 << 20], [together] if together else [])
+    subject = resolve(requests[0], ranks=64)
+    axes = Axes(collectives=(), sizes=(), ranks=(64,), backends=("gloo",))
+    (case, _), _ = Suite(name="", axes=axes, subjects=(subject,)).expand()
+    needed = COPIES * blocks * max(1, together) << 20
+    for available, kind in ((needed, Job), (needed - 1, Skip)):
+        room = Room("on this host", available, 1 << 20, 64, 0)
+        assert isinstance(RUNNER.fit(case, Policy(), room, subject), kind)

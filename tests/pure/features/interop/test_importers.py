@@ -393,6 +393,61 @@ def test_which_collective_it_is_comes_from_the_command_the_option_or_the_files_n
         read(nameless)
 
 
+def nameless(command: str = "") -> str:
+    """A log that does not name its test, but for a command."""
+    lines = log([row(4096, 9.0)]).split("\n")
+    return "\n".join([command, *(line for line in lines if "Collective test" not in line)])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "+ srun -N 2 /opt/nccl_perf/build/all_reduce_perf -b 8",
+        "+ mpirun -np 8 ./run_perf.sh ./build/all_reduce_perf -b 8",
+        "+ srun -N 2 bash -c './all_reduce_perf -b 8'",
+    ],
+)
+def test_the_test_of_a_command_is_a_program_and_no_folder_or_script(command: str) -> None:
+    assert seen(read(nameless(command)))[0][0] == "all_reduce"
+    content = document([result(1 << 20, 50.0)], args=command.split()[1:])
+    assert seen(read(json.dumps(content)))[0][0] == "all_reduce"
+
+
+def test_what_the_user_says_is_taken_before_the_test_that_a_command_names() -> None:
+    script = "+ srun -N 2 ./run_perf.sh"
+    with pytest.raises(UsageError, match="which collective"):
+        read(nameless(script))
+    for command in (script, "+ srun -N 2 ./broadcast_perf -b 8"):
+        assert seen(read(nameless(command), collective="allreduce"))[0][0] == "all_reduce"
+        content = document([result(1 << 20, 50.0)], args=command.split()[1:])
+        assert seen(read(json.dumps(content), collective="allreduce"))[0][0] == "all_reduce"
+
+
+def test_what_a_table_says_is_taken_before_what_the_user_says() -> None:
+    text = log([row(4096, 9.0)]) + log([row(4096, 9.0)], test="all_reduce").replace(
+        "all_reduce_perf", "hypercube_perf"
+    )
+    found = read(text, collective="broadcast")
+    assert {name for name, *_ in seen(found)} == {"all_reduce"}
+    assert list(found.omitted) == ["collbench has no collective 'hypercube'"]
+    assert seen(read(text.replace("hypercube", "x"), collective="broadcast"))[2][0] == "broadcast"
+
+
+def test_ranks_and_hosts_that_a_log_says_are_not_those_that_the_user_gives() -> None:
+    gathered = log([row(4096, 7.0, 4, test="all_gather")], n=4, test="all_gather")
+    listed = log([row(4096, 9.0)]) + gathered
+    untold = "\n".join(line for line in log([row(4096, 8.0, 16)]).split("\n") if "Rank" not in line)
+    for text, counts in ((listed, [8, 4]), (untold + log([row(4096, 9.0)]), [16, 8])):
+        found = read(text, ranks=16)
+        assert [record.case.n for record in found.records[::2]] == counts
+        assert "the log says 8 ranks; --ranks 16 is for tables that do not say" in found.warnings
+    found = read(log([row(4096, 9.0, 16)], n=16), host="x")
+    assert [rank.host for rank in found.worlds[0].ranks[::8]] == ["node00", "node01"]
+    assert found.warnings == ["the log says on which hosts it ran; --host x is left out"]
+    run, *_ = assemble.assemble_runs(found)
+    assert isinstance(run, Run) and run.environment["host"] == "node00"
+
+
 def test_ranks_come_from_the_devices_or_the_option_and_a_wrong_number_is_noticed() -> None:
     bare = "\n".join(line for line in log([row(1 << 20, 50.0)]).split("\n") if "Rank" not in line)
     with pytest.raises(UsageError, match="how many ranks"):
@@ -796,6 +851,7 @@ def test_rccl_csv_with_and_without_the_column_its_header_forgets() -> None:
             and found.records[0].case.backend == "nccl"
         )
     assert found.lost == [("line 3", "3 fields under a header of 11")]
+    assert read(f"\n\n{single}").lost == [("line 5", "3 fields under a header of 11")]
 
 
 def test_rccl_json() -> None:
@@ -1192,14 +1248,19 @@ def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("MOST_LINES", "more than 9 lines"), ("MOST_BYTES", "larger than")]
+    ("limit", "line", "words"),
+    [
+        ("MOST_LINES", b"x\n", "more than 9 lines"),
+        ("MOST_BYTES", b"x\n", "larger than"),
+        ("MOST_EMPTY", b"\n", "more than"),
+    ],
 )
 def test_a_packed_log_is_no_larger_than_it_may_be(
-    limit: str, words: str, monkeypatch: pytest.MonkeyPatch
+    limit: str, line: bytes, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"collbench.features.interop.importers.text.{limit}", 9)
     with pytest.raises(UsageError, match=words):
-        decode_log(gzip.compress(b"\n" * 10), "x")
+        decode_log(gzip.compress(line * 10), "x")
 
 
 def test_a_packed_log_above_four_mebibytes_is_unpacked() -> None:
@@ -1389,10 +1450,19 @@ def test_what_nccl_says_of_itself_takes_no_room(
     plain = log([row(1 << 20, 50.0)])
     loud = "node1:12:34 [0] NCCL INFO Channel 00/32 : 0 1 2 3\n" * 999 + plain
     monkeypatch.setattr(importers.text, "MOST_BYTES", len(plain) + 99)
+    monkeypatch.setattr(importers.text, "MOST_LINES", plain.count("\n") + 1)
     data = gzip.compress(loud.encode()) if packed else bound_log(io.BytesIO(loud.encode()))
     assert read(decode_log(data, "x")).records == read(plain).records
     with pytest.raises(UsageError, match="larger than"):
         decode_log(bound_log(io.BytesIO(loud.encode() + b"more" * 99)), "x")
+
+
+def test_lines_have_the_numbers_of_the_file_where_nccl_writes_between() -> None:
+    loud, torn_row = "node1:12:34 [0] NCCL INFO Channel 00/32\n", "   8388608       2097152 "
+    text = loud * 3 + log([row(1 << 20, 50.0), *[loud.strip()] * 4, torn_row])
+    found = read(decode_log(bound_log(io.BytesIO(text.encode())), "x"))
+    number = text.split("\n").index(torn_row) + 1
+    assert [where for where, _ in found.lost] == [f"line {number}"]
 
 
 def test_a_log_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

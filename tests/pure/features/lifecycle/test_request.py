@@ -51,6 +51,15 @@ def test_collectives_times_sizes_are_calls() -> None:
     assert len(lives) == 4
 
 
+@pytest.mark.parametrize("more", [{}, {"kill": 1}])
+def test_each_number_of_ranks_has_its_lives(more: dict[str, Any]) -> None:
+    suite = make_suite(options(ngpus="2,4", **more)).resolve()
+    cases, _ = suite.expand()
+    assert {case.n for case in cases} == {2, 4}
+    found = {case: suite.subject_finder(case) for case in cases}
+    assert all(subject and subject.world == case.n for case, subject in found.items())
+
+
 def test_six_launches_are_the_default_and_one_kill() -> None:
     assert make_suite(options()).axes.cycles == 6
     assert make_suite(options(kill=1)).axes.cycles == 1
@@ -146,10 +155,18 @@ def test_lives_that_differ_have_titles_that_differ() -> None:
         Life(world=2, groups=4),
         Life(world=2, calls=3),
         Life(world=2, nbytes=8),
+        Life(world=2, nbytes=(1 << 20) + 4),
         Life(world=2, collective="broadcast"),
+        Life(world=2, limit=7.0),
     ]
     assert len({life.title for life in lives}) == len(lives)
-    losses = [Loss(world=2), Loss(world=2, way="told"), Loss(world=2, at=1.0)]
+    losses = [
+        Loss(world=2),
+        Loss(world=2, way="told"),
+        Loss(world=2, at=1.0),
+        Loss(world=2, nbytes=(1 << 20) + 4),
+        Loss(world=2, limit=7.0),
+    ]
     assert len({loss.title for loss in losses}) == len(losses)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from factories import case
 from steps import without_pause
 
 from collbench.core.errors import CannotRun
+from collbench.features.lifecycle import torch_life
 from collbench.features.lifecycle import trial as trials
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.trial import LifeTrial, LossTrial
@@ -113,9 +115,29 @@ class SecondOfTwo(Control):
         return [self._answers.pop(0), value]
 
 
-def run_life(backend: str, hosts: list[str], answers: list[Any]) -> Any:
+class Store:
+    """A store as torch has it, in which another rank comes to each point after some looks."""
+
+    def __init__(self, looks: int = 0) -> None:
+        self.keys: list[str] = []
+        self._looks = looks
+
+    def add(self, key: str, number: int) -> int:
+        return 1 + number
+
+    def set(self, key: str, value: str) -> None:
+        self.keys.append(key)
+
+    def check(self, keys: list[str]) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
+def run_life(backend: str, hosts: list[str], answers: list[Any], **fields: Any) -> Any:
     trial: Any = object.__new__(LifeTrial)
     trial._case = SimpleNamespace(n=2, backend=backend)
+    trial._store, trial._beat = fields.pop("store", Store()), fields.pop("beat", int)
+    vars(trial).update(fields)
     trial._life, trial._one_host = Life(world=2), len(set(hosts)) == 1
     board = SimpleNamespace(enter=lambda *_: None)
     policy = SimpleNamespace(inject="")
@@ -132,6 +154,59 @@ def test_mpi_is_not_started_by_an_mpirun_of_one_host_for_ranks_of_two() -> None:
 def test_all_ranks_hear_that_rank_0_has_no_mpirun() -> None:
     with pytest.raises(CannotRun, match="needs an mpirun"):
         run_life("mpi", ["a", "a"], [["--backend mpi needs an mpirun", "install one"], {}])
+
+
+def test_a_rank_that_is_done_shows_that_it_lives_until_all_are() -> None:
+    """Else it would be taken for silent where ranks of several hosts wait longer."""
+    beats: list[int] = []
+    life: dict[str, Any] = {"store": Store(3), "beat": lambda: beats.append(1)}
+    ended = run_life("gloo", ["a", "b"], [None, {}], _watch=lambda given: {}, **life)
+    assert len(beats) == 3 and ended == []
+
+
+def test_a_rank_that_cannot_start_a_life_keeps_none_waiting() -> None:
+    def fail(given: object) -> None:
+        raise CannotRun("no process")
+
+    store = Store()
+    with pytest.raises(CannotRun, match="no process"):
+        run_life("gloo", ["a", "b"], [None, {}], _watch=fail, store=store)
+    assert store.keys == ["the end"]
+
+
+def test_who_came_least_far_is_named() -> None:
+    """Others waited for it in vain."""
+    trial = object.__new__(LifeTrial)
+    trial._life, trial._case = Life(world=2), SimpleNamespace(n=2)  # type: ignore[assignment]
+    begun = [{"name": "at", "ns": 1, "phase": "rendezvous"}]
+    reports = {
+        "0": {"events": begun, "trouble": "rank 0, rendezvous: a rank has not come"},
+        "1": {"events": [], "trouble": "rank 1, starting: no such library"},
+    }
+    for outcome in trial._make_outcomes(reports):
+        assert isinstance(outcome, FailedCase) and outcome.reason.startswith("rank 1")
+
+
+@pytest.mark.parametrize("looks", [0, 5])
+def test_ranks_that_load_their_library_for_long_are_waited_for(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The patience of a library begins once all have loaded it."""
+    now = [0.0]
+
+    def wait(keys: list[str], limit: timedelta) -> None:
+        now[0] += limit.total_seconds()
+        raise RuntimeError("wait timeout")
+
+    given = SimpleNamespace(patience=3.0)
+    life: Any = object.__new__(torch_life.Torch)
+    life._given, life.world, store = given, 3, Store(looks)
+    store.wait = wait  # type: ignore[attr-defined]
+    life._connect = lambda: store
+    monkeypatch.setattr(torch_life, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(RuntimeError, match="a rank has not come within 3 s"):
+        life.join()
+    assert now[0] == 1.0 + looks + given.patience + 1.0
 
 
 @pytest.mark.parametrize(("has_loaded", "seconds"), [(True, 7), (False, trials.STARTING)])
@@ -156,9 +231,10 @@ def test_the_limit_of_a_life_counts_from_when_its_library_is_loaded(
     monkeypatch.setattr(trials, "wait_while", wait_while)
     monkeypatch.setattr(trials, "watch_life", lambda given: nullcontext((watched, 0)))
     trial: Any = object.__new__(LifeTrial)
-    trial._beat = None
+    trial._beat, trial._case, trial._store = None, SimpleNamespace(n=2), Store()
     report = trial._watch(SimpleNamespace(limit=7.0))["0"]
-    assert limits == [trials.STARTING, 7.0][: 1 + has_loaded]
+    assert limits == [trials.STARTING, *[trials.STARTING, 7.0] * has_loaded]
+    assert trial._store.keys == [torch_life.LOADED]
     hung = f"silence: rank 0 has not come past first call in {seconds:g} s"
     assert report["trouble"] == hung
 

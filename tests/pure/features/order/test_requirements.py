@@ -426,6 +426,16 @@ def test_a_launch_or_place_without_an_order_breaks_nothing() -> None:
     assert kept is None and "not known at 64 B" in reason
 
 
+@pytest.mark.parametrize(("adder", "kept"), [(24, False), (53, None)])
+def test_bits_are_compared_where_numbers_were_drawn_for_the_same_adders(
+    adder: int, kept: bool | None
+) -> None:
+    pieces = order_pieces(16, LINEAR, adder=adder)
+    first = size_order(64, ranks=[RankPieces(ranks=(0, 1, 2, 3), pieces=pieces)])
+    judged = of_launches(first, replace(UNFOUND, digest="e"), require="same=launch")
+    assert judged.requirements[0].kept is kept
+
+
 def test_a_setting_without_an_order_breaks_nothing() -> None:
     records = [
         order_record(size, env=(("NCCL_ALGO", name),))

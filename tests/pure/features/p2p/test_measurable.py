@@ -20,7 +20,12 @@ from collbench.features.p2p.command import (
 )
 from collbench.features.p2p.measurable import TRANSFERS, Transfer, TransferRequest
 from collbench.features.p2p.runner import RUNNER
+from collbench.run.jobs import Job
+from collbench.run.memory import PAGE, Room
+from collbench.suite.case import Skip
 from collbench.suite.measurable import decode_subject
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 from collbench.suite.toml import load_suite
 
 TABLE = {"patterns": ["ping-pong", "window:16"], "sizes": ["8", "64K"]}
@@ -214,3 +219,30 @@ def test_a_backend_without_messages_is_refused_with_those_that_have_them() -> No
 def test_a_model_is_refused() -> None:
     (case,), _ = make_suite(options(backend="model", maxbytes="8")).resolve().expand()
     assert "no single messages" in RUNNER.refuse(case, None, lambda _: "")  # type: ignore[arg-type]
+
+
+MESSAGE = (1 << 20) + PAGE  # of 1 MiB, and its acknowledgement: a rank's bytes
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pairs", "backend", "nbytes"),
+    [
+        ("incast", "0-1", "gloo", (63 << 20) + PAGE + 63 * MESSAGE),
+        ("outcast", "0-1", "gloo", (63 << 20) + PAGE + 63 * MESSAGE),
+        ("one-way", "0-1", "gloo", 2 * MESSAGE),
+        ("one-way", "all", "gloo", 64 * MESSAGE),
+        ("incast", "0-1", "nccl", 64 * ((63 << 20) + PAGE)),  # as each GPU has it
+    ],
+)
+def test_room_on_a_host_is_counted_for_ranks_that_have_messages(
+    pattern: str, pairs: str, backend: str, nbytes: int
+) -> None:
+    """Each with its own, and as much for the library's copies."""
+    request = TransferRequest(pattern=pattern, nbytes=1 << 20, pairs=pairs)
+    subject = TRANSFERS.resolve(request, 64, True, [backend])
+    axes = Axes(collectives=(), sizes=(), ranks=(64,), backends=(backend,))
+    ((case,), _) = Suite(name="", axes=axes, subjects=(subject,)).expand()
+    needed = 2 * nbytes + 64 * PAGE
+    for available, kind in ((needed, Job), (needed - 1, Skip)):
+        room = Room("", available, 1 << 20, 64, 0)
+        assert isinstance(RUNNER.fit(case, Policy(), room, subject), kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from collbench.cli import options
@@ -46,6 +47,14 @@ def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
     assert names == {"ddp:gpt2-124m scale=1/64 compute=none", "own"}
     assert {case.backend for case in cases} == {"gloo", "mpi"}
     assert len(cases) == 2 * 2 * 3
+
+
+def test_a_hyphen_in_the_name_of_an_algorithm_makes_no_second_case(tmp_path: Path) -> None:
+    read = toml.load_suite(str(suite(tmp_path)))
+    both = ("recursive-doubling", "recursive_doubling")
+    axes = msgspec.structs.replace(read.axes, algorithms=both)
+    cases, _ = msgspec.structs.replace(read, axes=axes).expand()
+    assert ({case.algorithm for case in cases}, len(cases)) == ({both[1]}, 2 * 2 * 3)
 
 
 def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
 
+from collbench.core import splits
 from collbench.features.training import operations as steps
 from collbench.features.training import presets, reshape
 from collbench.features.training.runner import RUNNER
 from collbench.features.training.step import Op, Program, Step
-from collbench.features.training.trial import most_seconds
+from collbench.features.training.trial import _list_used, most_seconds
 from collbench.run import plan
 from collbench.run.jobs import Job
 from collbench.run.memory import Room
@@ -153,6 +155,43 @@ def test_uneven_blocks_are_those_that_each_member_sends() -> None:
         assert first.tolist() == [[1, 2], [4, 0]]
     (case, *_) = cases_of(step)
     assert steps.refuse_step_case(step, case) == ""
+
+
+def test_a_table_that_members_share_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = presets.find_step("deepep:ll", "dp=4", "tokens=16")
+    (case, *_) = cases_of(step)
+    written = []
+    write_table = splits.write_table
+
+    def write(table: Sequence[Sequence[int]]) -> str:
+        written.append(table)
+        return write_table(table)
+
+    monkeypatch.setattr(splits, "write_table", write)
+    steps._write_table.cache_clear()
+    calls = [call for call in steps.list_calls(step, case) if call.splits]
+    steps.count_buffer_bytes(step, case, lambda call: call.nbytes)
+    assert 0 < len(written) <= len(calls)
+
+
+def test_members_programs_are_not_read_for_even_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each operation that would be all of theirs."""
+    monkeypatch.setattr(steps, "_list_split_tables", None)
+    assert steps.list_played(presets.find_step("toy:ddp"), 0, "gloo")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("deepep:ll", "dp=4"), ("megatron:llama3-8b", "tp=2,dp=1,pp=2,micro_batches=2")],
+)
+def test_groups_and_lanes_are_known_without_cases(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = presets.find_step(name, layout, layers=4)
+    every = (one.site for r in range(step.world) for one in steps.list_played(step, r, "gloo"))
+    sites = sorted({*every})
+    monkeypatch.setattr(steps, "_make_case", None)
+    assert _list_used(step, False) == sites
 
 
 def test_a_step_that_does_not_fit_says_which_part_would() -> None:

@@ -100,6 +100,19 @@ def test_waits_for_other_ranks_computation_are_no_exposed_communication(is_watch
     assert (one.hidden.estimate, one.ideal.estimate) == (0.5, 20 / 21)
 
 
+def test_a_bubble_goes_by_flops_where_rank_0_alone_was_watched() -> None:
+    """Else what others compute would take no time."""
+    records = parts([21.0] * 8, [10.0] * 8, [2.0] * 8)
+    first, last = pipeline().programs
+    ops = (replace(op, flops=1.0) for op in last.ops if op.kind == "compute")
+    other = replace(last, ops=(last.ops[0], *ops, last.ops[-1]))
+    step = replace(pipeline(), programs=(first, other))
+    watched = [seen((0, 3 * MS)) for _ in first.ops]
+    records[0] = replace(records[0], operations=[watched, [Operation()] * len(other.ops)])
+    (one,) = find_overlaps(records, lambda case: step)
+    assert one.bubble == 10 * MS
+
+
 def test_a_step_whose_computation_is_left_out_has_no_bubble() -> None:
     records = parts([2.0] * 8, [0.1] * 8, [2.0] * 8)
     (one,) = find_overlaps(records, lambda case: pipeline("none"))
@@ -312,3 +325,19 @@ def test_the_operation_that_costs_most_is_first() -> None:
     first, second = list_blamed(Program((0, 1), OPS), left_out)
     assert (first.at, first.less.estimate, first.less.lo, first.less.hi) == (2, 9, 9, 9)
     assert (second.at, second.op) == (0, OPS[0])
+
+
+def test_times_by_themselves_are_looked_up_by_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of the whole program for each operation takes minutes where there are many."""
+    ops = tuple(Op(kind="all_reduce", nbytes=8 * at, dtype="float", op="sum") for at in range(40))
+    labels: list[Op] = []
+    label = Op.label.fget
+
+    def read(op: Op) -> str:
+        labels.append(op)
+        return str(label(op))
+
+    monkeypatch.setattr(Op, "label", property(read))
+    timed = list_timed(Program((0,), ops), [seen((0, 1), alone=(5,))] * 40)
+    assert [one.alone for one in timed] == [5] * 40
+    assert len(labels) <= 2 * len(ops)

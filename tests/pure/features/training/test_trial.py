@@ -17,14 +17,21 @@ from tests.helpers.steps import without_pause
 KNOWN = steps._Known(0, 0, "window")
 
 
+def make_trial(in_turns: bool = True, **policy: Any) -> steps.StepTrial:
+    """One that has only what rounds need, of a single rank."""
+    trial = steps.StepTrial.__new__(steps.StepTrial)
+    trial._seed = trial._rank = trial._throttled = trial._look = 0
+    trial._usable, trial._policy = [], SimpleNamespace(**policy)  # type: ignore[assignment]
+    trial._bench = SimpleNamespace(in_turns=in_turns)  # type: ignore[assignment]
+    trial._control = SimpleNamespace(decide=lambda values: values)  # type: ignore[assignment]
+    return trial
+
+
 def told(monkeypatch: pytest.MonkeyPatch, *parts: CaseOutcome) -> list[Any]:
     """What is told when the rounds end, whose parts come out like this."""
     heard: list[Any] = []
-    trial = steps.StepTrial.__new__(steps.StepTrial)
-    trial._report_interim, trial._seed, trial._rank = heard.append, 0, 0
-    trial._throttled, trial._policy = 0, SimpleNamespace(sync="auto")  # type: ignore[assignment]
-    trial._bench = SimpleNamespace(in_turns=False)  # type: ignore[assignment]
-    trial._control = SimpleNamespace(decide=lambda values: values)  # type: ignore[assignment]
+    trial = make_trial(in_turns=False, sync="auto")
+    trial._report_interim = heard.append
     monkeypatch.setattr(trial, "_enough", lambda rounds, seconds: 1)
     monkeypatch.setattr(trial, "_parts", lambda taken, known: list(parts))
     monkeypatch.setattr(steps, "_measure_round", lambda samplers, lots, sync: [])
@@ -57,11 +64,7 @@ def test_a_part_without_a_valid_sample_so_far_is_no_outcome(
 def test_rounds_that_all_begin_too_late_are_followed_by_some_that_begin_at_a_barrier(
     monkeypatch: pytest.MonkeyPatch, asked: str, late_while: tuple[str, ...], scheme: str
 ) -> None:
-    trial = steps.StepTrial.__new__(steps.StepTrial)
-    trial._seed, trial._rank, trial._throttled = 0, 0, 0
-    trial._policy = SimpleNamespace(sync=asked)  # type: ignore[assignment]
-    trial._bench = SimpleNamespace(in_turns=True)  # type: ignore[assignment]
-    trial._control = SimpleNamespace(decide=lambda values: values)  # type: ignore[assignment]
+    trial = make_trial(sync=asked)
     sync = Sync("window", Control(0, 1), None)
 
     def measure_round(samplers: Any, lots: Any, sync: Any) -> list[Samples]:
@@ -75,3 +78,49 @@ def test_rounds_that_all_begin_too_late_are_followed_by_some_that_begin_at_a_bar
     assert sync.scheme == scheme
     late = int(samples[0].late.sum())
     assert late == (0 if not late_while else 20 if asked == "window" else steps.FEWEST)
+
+
+def test_rounds_are_joined_only_where_they_may_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All after each round take a time that grows with the square of their number."""
+    settings = {"precision": 1e-9, "min_seconds": 0.0, "max_seconds": 1e6, "max_iters": 400}
+    trial = make_trial(sync="auto", iters=None, **settings)
+    trial._job = SimpleNamespace(samples=None, seconds=None)  # type: ignore[assignment]
+    rng, zeros = np.random.default_rng(0), np.zeros((1, 1), int)
+    joined, concatenate = 0, Samples.concatenate
+
+    def join(blocks: Any) -> Samples:
+        nonlocal joined
+        joined += len(blocks)
+        return concatenate(blocks)
+
+    def measure_round(samplers: Any, lots: Any, sync: Any) -> list[Samples]:
+        ends = zeros + rng.integers(1000, 2000)
+        return [Samples(zeros, ends, zeros[0], zeros[0], zeros[:0])] * 3
+
+    monkeypatch.setattr(Samples, "concatenate", join)
+    monkeypatch.setattr(steps, "_measure_round", measure_round)
+    samples, stop = without_pause(trial._rounds([], Sync("window", Control(0, 1), None), KNOWN))
+    assert (stop, [len(part.late) for part in samples]) == ("max_n", [400] * 3)
+    assert joined < 3 * 400 * 400 / 4
+
+
+@pytest.mark.parametrize(
+    ("ops", "ranks", "steps_watched", "everyone"),
+    [(100, 2, 5, True), (3000, 8, 5, False), (8000, 8, 2, False), (30_000, 2, 1, False)],
+)
+def test_where_operations_are_too_many_rank_0_is_watched_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, ops: int, ranks: int, steps_watched: int, everyone: bool
+) -> None:
+    trial = make_trial()
+    trial._program = SimpleNamespace(ops=[None] * ops)  # type: ignore[assignment]
+    trial._control = SimpleNamespace(  # type: ignore[assignment]
+        n=ranks,
+        decide=lambda values: values,
+        collect=lambda value: [value] * ranks,
+        broadcast=lambda value: value,
+    )
+    monkeypatch.setattr(trial, "_once_watched", lambda sync: [[1]])
+    watched = trial._watch(Sync("none", Control(0, 1), None))
+    assert [len(seen) for seen in watched] == [
+        steps_watched if rank == 0 or everyone else 0 for rank in range(ranks)
+    ]

@@ -49,6 +49,7 @@ SLURM = {
     "SLURM_TASKS_PER_NODE": "4(x2)",
     "SLURM_JOB_NODELIST": "n[08-09]",
 }
+ALONE = {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
 FLUX = {
     "FLUX_JOB_ID": "ƒ1",
     "FLUX_TASK_RANK": "2",
@@ -87,9 +88,18 @@ TORQUE = {"PBS_JOBID": "7.a", "PBS_VNODENUM": "3", "PBS_NODENUM": "1", "PBS_NP":
         ),  # an mpirun inside a job is what counts
         ({**SLURM, **TORCHRUN}, ("torchrun", 3, 8, 1, 2)),
         (
-            {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+            ALONE,
             None,
         ),  # an interactive step starts ranks of its own
+        (
+            {**ALONE, "PMI_RANK": "0", "PMI_SIZE": "1"},
+            None,
+        ),  # the same by --mpi=pmi2
+        (
+            {**ALONE, "PMI_RANK": "1", "PMI_SIZE": "2"},
+            ("mpirun (PMI)", 1, 2, 0, 0),
+        ),  # an mpirun inside it
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, ("mpirun (PMI)", 0, 1, 0, 0)),
         (
             {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"},
             None,

@@ -10,9 +10,9 @@ import resource
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.interpreter import Home, is_asked_for
 from collbench.run.launch.keeper import Answer, Keeper, Question
 from collbench.run.launch.places import Node, Places, Seat, SeatWatch, make_instructions
-from collbench.run.launch.ray import PASSED_ON
+from collbench.run.launch.ray import select_driver_settings
 from collbench.run.launch.world import Failure, Listener
 from collbench.run.memory import Room
 from collbench.suite.case import Case
@@ -195,15 +195,14 @@ def test_a_rank_that_was_stopped_before_it_was_killed_was_stopped() -> None:
         told([*BEGUN, (1, {"stopped": True}), (1, {"exit": -9}), (0, broken("rank 0 says so"))])
 
 
-def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree", "AWS_SECRET": "planted"}.items():
-        monkeypatch.setenv(name, value)
+def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings() -> None:
+    passed = select_driver_settings(
+        {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree", "AWS_SECRET": "planted"}
+    )
     where = [("a", "10"), ("a", "2"), ("b", "0")]
     seats = [Seat(None, Node(id, f"10.0.0.{id}", id, gpu), 0) for id, gpu in where]
     plan = msgspec.structs.replace(PLAN, n=3, env=(("NCCL_ALGO", "Ring"),))
-    told = make_instructions(plan, seats, "ray", PASSED_ON)
+    told = make_instructions(plan, seats, "ray", passed)
     assert [(each.member.rank, each.member.local_rank, each.member.local_n) for each in told] == [
         (0, 0, 2),
         (1, 1, 2),
@@ -216,9 +215,26 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
     assert all("AWS_SECRET" not in each.env and each.key not in each.env.values() for each in told)
     assert (
         len({(each.key, each.world) for each in told}) == 1
-        and told[0].key != make_instructions(plan, seats, "ray", PASSED_ON)[0].key
+        and told[0].key != make_instructions(plan, seats, "ray", passed)[0].key
     )
     assert [each.plan is None for each in told] == [False, True, True]
+
+
+def test_ranks_on_ray_have_the_modules_and_the_settings_of_the_driver() -> None:
+    passed = {"COLLBENCH_IMPORTS": "mine", "RCCL_X": "1", "HIP_X": "1", "HSA_X": "1"}
+    of_ray = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", "PYTHONPATH": "/driver"}
+    assert select_driver_settings({**passed, **of_ray, "COLLBENCH_TOKEN": "secret"}) == passed
+
+
+def test_what_ranks_are_started_with_is_in_the_run() -> None:
+    """A place describes the environment that it has itself."""
+    described = {"variables": {"NCCL_ALGO": "Tree", "OMP_NUM_THREADS": "1"}}
+    passed = {"NCCL_ALGO": "Ring", "COLLBENCH_IMPORTS": "mine"}
+    found, _ = held([Answer(described=described)], ["a"], passed)
+    settings = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}
+    assert found.environment()["variables"] == settings
+    home = msgspec.structs.replace(HOME, variables={"NCCL_PROTO": "LL"})
+    assert found.resolve(home, "head").described["variables"] == {**settings, "NCCL_PROTO": "LL"}
 
 
 def test_a_place_that_is_lost_is_to_blame_at_once() -> None:
@@ -367,8 +383,10 @@ class Asked:
         return self.answer
 
 
-def held(answers: list[Answer], hosts: list[str]) -> tuple[Places, list[Asked]]:
-    places, asked = Places("torchrun"), [Asked(answer) for answer in answers]
+def held(
+    answers: list[Answer], hosts: list[str], passed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Places, list[Asked]]:
+    places, asked = Places("torchrun", passed), [Asked(answer) for answer in answers]
     places.seats = [
         Seat(at, Node(host, "", host, ""), hosts[:rank].count(host))  # type: ignore[arg-type]
         for rank, (at, host) in enumerate(zip(asked, hosts, strict=True))
@@ -383,7 +401,8 @@ HOME = Home(
 
 def test_a_side_is_looked_for_once_on_each_host() -> None:
     places, asked = held([Answer(described={"python": "3.11"})] * 3, ["a", "a", "b"])
-    assert places.resolve(HOME, "head").described == {"python": "3.11", "git": "g"}
+    described = {"python": "3.11", "git": "g", "variables": {}}
+    assert places.resolve(HOME, "head").described == described
     side = Side("/opt/python", {"X": "1"}, "/t", "--head")
     assert [at.questions for at in asked] == [[Question(side=side)], [], [Question(side=side)]]
 

@@ -21,6 +21,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.core.version import __version__
 from collbench.run.launch import join, rendezvous, ssh, ssh_place
 from collbench.run.launch.host_list import ListedHost, parse_hosts
+from collbench.run.launch.places import select_settings
 from collbench.run.launch.ssh import BOOT, MARK, HostFacts, SshHosts
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -115,8 +116,8 @@ def test_settings_go_to_hosts_and_secrets_and_jobs_do_not() -> None:
         "LD_PRELOAD": "x.so",
     }
     passed = {"NCCL_ALGO", "GLOO_SOCKET_IFNAME", "COLLBENCH_ALGORITHMS"}
-    assert set(ssh.select_settings(environ)) == passed | {"PYTHONPATH"}
-    assert set(ssh.select_settings(environ, with_path=False)) == passed
+    assert set(select_settings(environ)) == passed | {"PYTHONPATH"}
+    assert set(select_settings(environ, with_path=False)) == passed
 
 
 def test_boot_says_the_mark_that_is_looked_for() -> None:

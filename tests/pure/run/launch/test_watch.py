@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from factories import case
 
@@ -139,6 +140,21 @@ def test_what_a_launcher_sees_to_be_wrong_comes_before_who_is_behind(clock: Cloc
     watch.obstacle = watch.accuse(1, "is stopped")
     clock.advance(watch, LIMIT + 1)
     assert verdict(watch) is watch.obstacle
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "7", '{"line": 3}', "loaded a plug-in"])
+def test_what_is_no_record_is_a_print(text: str) -> None:
+    assert Watched().handle_line(0, text).says == text
+
+
+def test_a_record_that_cannot_be_kept_is_told_with_its_rank() -> None:
+    """Its times by rank are not of all ranks."""
+    what = msgspec.to_builtins(case())
+    line = {"line": {"line": "record", "case": what, "status": "ok", "per_rank": [[1]]}}
+    text = msgspec.json.encode(line)
+    for sent in (text, text.decode(), text[:-9]):
+        with pytest.raises(RunBroken, match="rank 1 on a sent a line that cannot be kept"):
+            Watched().handle_line(1, sent)
 
 
 def test_a_world_that_waits_for_its_turn_rests_until_it_has_it(clock: Clock) -> None:

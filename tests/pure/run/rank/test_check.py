@@ -4,6 +4,7 @@ what is wrong."""
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from collbench.core.dtypes import DTYPES, OPS, premul_factor
 from collbench.run.rank import check, payload
 from collbench.run.rank.check import PROBED, Checker, Difference, why_blind
 from collbench.run.rank.payload import WINDOW
+from collbench.run.rank.verification import Verification
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 MOVING = [name for name in COLLECTIVES if name != "barrier"]
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -164,6 +167,7 @@ def test_every_type_and_operator(dtype: str, op: str) -> None:
     for n in (3, 8):
         all_right(case_of("all_reduce", n, 777, dtype, op))
     all_right(case_of("reduce_scatter", 3, 50, dtype, op))
+    all_right(case_of("scan", 3, 50, dtype, op))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -244,6 +248,27 @@ def test_other_slots_seeds_and_ranks_are_wrong() -> None:
     assert checkers[0].check_recv(received[0], 2).wrong > 3900
     assert checkers[0].check_recv(received[1], 1).wrong > 3900
     assert Checker(case, 4, 0, "cpu").check_recv(received[0], 1).wrong > 3900
+
+
+def test_cases_of_a_run_share_tables_and_no_data() -> None:
+    payload._make_tables.cache_clear()
+    small, large = case_of("all_reduce", 3, 4000), case_of("all_reduce", 3, 8000)
+    one, other = buffer(small, 4000), buffer(large, 8000)
+    Checker(small, 1, 0, "cpu", key=1).fill_send(one)
+    Checker(large, 1, 0, "cpu", key=2).fill_send(other)
+    assert payload._make_tables.cache_info().misses == 1
+    assert (one != other[:4000]).float().mean() > 0.97
+
+
+def test_scenarios_are_drawn_once_for_all_sizes() -> None:
+    backend = SimpleNamespace(control=None, device="cpu", premultiplies=False)
+    board = SimpleNamespace(count_calls=print, beat=print)
+    control = SimpleNamespace(groups=[[0, 1, 2]])
+    bench: Any = SimpleNamespace(backend=backend, board=board, control=control, rank=0, ranks=[0])
+    payload._make_tables.cache_clear()
+    for count in (1000, 2000, 3000):
+        Verification(bench, case_of("all_reduce", 3, count), Policy(), [], [])
+    assert payload._make_tables.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -252,6 +252,13 @@ def test_what_was_sent_is_counted_without_losing_an_error() -> None:
     assert watching().read_sent() == {}
 
 
+def test_an_error_of_a_program_hides_none_of_the_gpus() -> None:
+    assert watching(xids=[79, 45]).read().xid == 79
+    ecc, ended = (msgspec.structs.replace(NAMED, xid=xid) for xid in (48, 43))
+    for readings in ((ecc, ended), (ended, ecc)):
+        assert worst_state(*readings).xid == 48
+
+
 def test_a_storm_of_errors_does_not_hold_a_reading_up() -> None:
     storm = [*[31] * 250]
     watch = watching(xids=storm)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_scan_prefixes_are_exact(d: DType, op: str) -> None:
             for r in ranks
         ]
         total = functools.reduce(lambda a, b: step(op, a, b, d), parts)
-        assert (numbers(tables.expected(ranks), d) == finished(op, total, len(ranks), d)).all()
+        assert (numbers(tables.expected(ranks), d) == finished(op, total, n, d)).all()
 
 
 @pytest.mark.parametrize("n", [3, 5, 7, 12, 100, 300])
@@ -222,10 +223,8 @@ def shares_felt(tables: payload.Tables, n: int, rank: int) -> list[float]:
     inputs[rank] = np.roll(inputs[rank], 1)
     with np.errstate(all="ignore"):  # a rank in the wrong scenario, or twice, may overflow
         confused = tables._replace(inputs=inputs).expected(everyone)
-        felt = [float((confused != expected).mean())]
-        if tables.op != "avg":  # without a rank, an average is another fraction anyway
-            dropped = tables.expected(tuple(r for r in everyone if r != rank))
-            felt.append(float((dropped != expected).mean()))
+        dropped = tables.expected(tuple(r for r in everyone if r != rank))
+        felt = [float((data != expected).mean()) for data in (confused, dropped)]
         if not (OPS[tables.op].idempotent or tables.op == "avg"):
             doubled = tables.expected((*everyone, rank))
             felt.append(float((doubled != expected).mean()))
@@ -281,6 +280,20 @@ def test_tables_depend_on_the_seed_and_only_on_it() -> None:
     payload._make_tables.cache_clear()
     assert (tables_of("float", "sum", 5, 1).inputs == first).all()
     assert (tables_of("float", "sum", 5, 2).inputs != first).mean() > 0.9
+
+
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_drawing_takes_no_more_memory_than_is_counted(dtype: str, op: str) -> None:
+    case = case_of("all_reduce", 48, dtype, op)
+    payload._make_tables.cache_clear()
+    tracemalloc.start()
+    try:
+        tables = payload.make_tables(case, 1)
+        tables.expected(tuple(range(case.n)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < payload.count_table_bytes(case)
 
 
 def test_tables_are_the_same_on_every_host() -> None:
@@ -506,6 +519,20 @@ def test_worked_examples() -> None:
     assert arrives("scan", 1) == [(0, 2, 0, 0, (0, 1))]
     assert arrives("barrier", 1) is None
     assert arrives("all_reduce", 0, n=1) == [(0, 2, 0, 0, (0,))]
+
+
+@pytest.mark.parametrize("name", sorted(set(COLLECTIVES) - {"all_to_allv"}))
+def test_a_layout_takes_no_memory_of_ranks_times_ranks(name: str) -> None:
+    n = 512
+    case = case_of(name, n)
+    payload._list_arrivals.cache_clear()
+    tracemalloc.start()
+    try:
+        recv_layout(case, n - 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < n * n * 8
 
 
 def test_in_place_buffers_share_the_working_one() -> None:

@@ -431,7 +431,7 @@ def rounds(
     trial._policy, trial._control = policy, ALONE
     trial._job = SimpleNamespace(samples=None, seconds=None)  # type: ignore[assignment]
     trial._look = trial._throttled = trial._vouched = 0
-    trial._looked = 0.0
+    trial._looked, trial._usable = 0.0, []
     taken: list[list[Samples]] = []
     stop = 0
     while not stop:
@@ -440,7 +440,7 @@ def rounds(
         ends = np.array([[round_ns // 3 + number % 7]])
         none, mark = np.zeros((1, 1), int), np.array([late(number)])
         part = Samples(none, ends, mark, np.zeros(1, int), none)
-        taken.append([part] * len(PARTS))
+        trial._add_round(taken, [part] * len(PARTS))
         stop = trial._enough(taken, clock.now / 1e9)
         if guard and trial._discard_throttled(guard, taken, stop > 0):
             stop = trial._enough(taken, clock.now / 1e9)

@@ -142,6 +142,27 @@ def test_of_two_runs_of_a_suite_the_later_counts_whichever_is_named_first() -> N
         assert [*samples(*files)["collbench_case_time_seconds"].values()] == [pytest.approx(2e-3)]
 
 
+def test_runs_of_one_night_are_launches_of_one_measurement() -> None:
+    """As under Slurm, where each run is a launch."""
+    times = [1e6, 3e6, 2e6]
+    files = [make_file([record(case(64), ns)], name=f"run-{ns}") for ns in times]
+    found = samples(*files)
+    assert [*found["collbench_case_launches"].values()] == [3]
+    assert [*found["collbench_case_time_seconds"].values()] == [pytest.approx(2e-3)]
+    later = make_file([record(case(64), 5e6)], started="2026-01-05T00:00:00+00:00")
+    found = samples(*files, msgspec.structs.replace(later, end=None))
+    assert [*found["collbench_case_launches"].values()] == [1]
+
+
+def test_runs_that_were_measured_in_two_ways_are_not_mixed() -> None:
+    plain, faulty = (
+        make_file([record(case(64), ns)], policy=Policy(inject=inject), name=f"run-{ns}")
+        for ns, inject in ((1e6, ""), (2e6, "slow-rank:3:20%"))
+    )
+    times = samples(plain, faulty)["collbench_case_time_seconds"]
+    assert sorted(times.values()) == [pytest.approx(1e-3), pytest.approx(2e-3)]
+
+
 def test_runs_of_two_suites_stand_beside_each_other() -> None:
     files = [make_file([record(case(64))], suite=suite(name), name=name) for name in ("a", "b")]
     assert len(samples(*files)["collbench_case_time_seconds"]) == 2

@@ -364,6 +364,13 @@ def test_more_time_buys_rounds_and_then_longer_cases() -> None:
     assert plans[0].max_cells < 10 <= plans[-1].max_cells
 
 
+def test_a_cell_of_two_forms_is_planned_as_two() -> None:
+    two = schedule.plan_rounds(request(budget=600.0, forms=2), 10, 2, heads=1)
+    one = schedule.plan_rounds(request(budget=600.0), 20, 2, heads=1)
+    assert (two.rounds, two.case_seconds) == (one.rounds, one.case_seconds)
+    assert two.max_cells == one.max_cells // 2
+
+
 def test_many_cells_take_as_many_rounds_as_bonferroni_needs() -> None:
     plan = schedule.plan_rounds(request(budget=1e5), 200, 2, heads=1)
     assert plan.rounds == 13  # 2 / 2^13 is below 5 % / 200

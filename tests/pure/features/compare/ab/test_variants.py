@@ -67,6 +67,17 @@ def test_a_side_replaces_backend_and_algorithm_and_says_each_case_once() -> None
     assert apply_variant(cases, parse_variant("X=1", "--head")) == cases
 
 
+@pytest.mark.parametrize(
+    ("word", "name"), [("recursive-doubling", "recursive_doubling"), ("tree", "reduce_broadcast")]
+)
+def test_a_sides_algorithm_has_its_proper_name(word: str, name: str) -> None:
+    (side,) = apply_variant(
+        [Case(collective="all_reduce", backend="shm", n=2, nbytes=8, op="sum")],
+        parse_variant(f"algo:{word}", "--head"),
+    )
+    assert side.algorithm == name
+
+
 def test_settings_reach_the_ranks_and_the_description(tmp_path: Path) -> None:
     home = settle_home(parse_variant("NCCL_ALGO=Ring", "--head"), Build(""), "--head", tmp_path)
     assert home.python == sys.executable
@@ -170,6 +181,33 @@ def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
         ).stdout.count("\n")
         == 1
     )
+
+
+@pytest.mark.usefixtures("same_software")
+def test_a_remotes_branch_is_built_in_a_shallow_checkout(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CI has it: of the branch that is checked out the last commit, and of main."""
+    shallow = tmp_path / "shallow"
+    for words in (
+        ["switch", "--quiet", "--create", "topic", "main~1"],
+        ["clone", "--quiet", "--depth=1", repository.as_uri(), str(shallow)],
+        ["-C", str(shallow), "fetch", "--quiet", "--depth=1", "origin", "main:main-of-origin"],
+        ["-C", str(shallow), "update-ref", "refs/remotes/origin/main", "main-of-origin"],
+        ["-C", str(shallow), "branch", "--quiet", "-D", "main-of-origin"],
+    ):
+        subprocess.run(["git", *words], check=True)
+    monkeypatch.chdir(shallow)
+    copies = [
+        settle_home(
+            parse_variant(f"git:{revision} X={{tree}}/version", "--base"),
+            Build(""),
+            "--base",
+            tmp_path,
+        ).settings["X"]
+        for revision in ("origin/main", "topic")
+    ]
+    assert [Path(copy).read_text() for copy in copies] == ["two", "one"]
 
 
 @pytest.mark.usefixtures("same_software")

@@ -17,7 +17,7 @@ from collbench.features.health.checks.curves import Curve, load_curves, load_tab
 from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.expect import nodes, power
 from collbench.features.health.night import Night
-from collbench.records.types import Choice, Record, RunFile
+from collbench.records.types import Choice, GpuState, Record, RunFile
 from collbench.suite.case import Case
 
 TODAY = date(2027, 1, 1)
@@ -139,6 +139,39 @@ def test_other_machines_have_no_data_and_cpus_no_expectation() -> None:
     )
     assert "no figures are known" in looked(msgspec.structs.replace(other, run=told)).missing
     assert looked(night()).idle
+
+
+@pytest.mark.parametrize("own", ["NVIDIA H200", "AMD H200 as torch has it"])
+def test_gpus_have_the_name_that_ranks_give_them(tmp_path: Path, own: str) -> None:
+    """As NVML and AMD SMI may call them otherwise, and a host may have others as well."""
+    file = reaching(240)
+    names = ["H200 OAM", "a display"]
+    facts = {"gpus": {"devices": [{"name": name} for name in names]}}
+    file = msgspec.structs.replace(
+        file,
+        run=msgspec.structs.replace(file.run, environment=facts),
+        records=[
+            msgspec.structs.replace(each, gpus=[GpuState(index=0, name=own)] * 8)
+            for each in file.records
+        ],
+    )
+    assert expectations.describe_machine(Night([file])).device == own
+    assert len(looked(file, load(tmp_path, CURVE)).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [("H200", 0), ("^NVIDIA H200 MIG 1g.18gb$", 1), ("H200 MIG", 1)]
+)
+def test_a_slice_of_a_gpu_is_held_against_figures_of_slices_only(
+    tmp_path: Path, pattern: str, expected: int
+) -> None:
+    slices = [GpuState(index=0, name="NVIDIA H200 MIG 1g.18gb")] * 8
+    file = reaching(240)
+    file = msgspec.structs.replace(
+        file, records=[msgspec.structs.replace(each, gpus=slices) for each in file.records]
+    )
+    curves = load(tmp_path, CURVE.replace('"H200"', f'"{pattern}"'))
+    assert len(looked(file, curves).findings) == expected
 
 
 EXPECT = """

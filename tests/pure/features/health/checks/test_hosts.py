@@ -12,8 +12,10 @@ from factories import ENVIRONMENT, hosted, night, nightly, stored
 
 from collbench.core.errors import Exit
 from collbench.features.health.blame import list_blamed
+from collbench.features.health.checks import hosts
 from collbench.features.health.checks import table as checks
 from collbench.features.health.findings import Verdict
+from collbench.features.health.history.nights import nights_of
 from collbench.records.types import FirstWrong, GpuState, HostInfo, Record, RunFile
 
 replace = msgspec.structs.replace
@@ -222,6 +224,7 @@ def watched(**fault: Any) -> Callable[[Record], Record]:
     ("fault", "severity", "words"),
     [
         ({"xid": 79}, "critical", "Xid 79"),
+        ({"xid": 45}, "hint", "Xid 45 while collectives ran, which is a program's fault"),
         ({"ecc": 2}, "critical", "6 uncorrected ECC errors"),
         ({"nvlink_errors": 5}, "warning", "15 NVLink or xGMI errors"),
         ({"pcie_replays": 1}, "hint", "3 PCIe replays"),
@@ -262,6 +265,19 @@ def test_a_gpu_of_a_group_is_found_on_its_host() -> None:
 
     verdict = judged(second_group, worlds=GPUS)
     assert blamed(verdict, "gpus") == [("critical", "gpu", "node1:cuda:0 (rank 2)")]
+
+
+def test_each_gpu_of_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each of its readings, of which a fleet's runs have a million."""
+    looked_up: list[int] = []
+    find = hosts._find_gpu
+    monkeypatch.setattr(
+        hosts, "_find_gpu", lambda *words: (looked_up.append(words[1]), find(*words))[1]
+    )
+    states = [GpuState(index=rank, name="Fast GPU") for rank in range(4)]
+    verdict = judged(lambda made: replace(made, gpus=states), worlds=GPUS)
+    assert outcome(verdict, "gpus") == "passed"
+    assert len(looked_up) == 3 * 4
 
 
 def test_the_host_that_is_not_like_the_others_is_named() -> None:
@@ -402,6 +418,113 @@ def test_what_is_no_night_gets_no_verdict(files: list[RunFile], why: str) -> Non
     assert (
         verdict.state == "no verdict" and why in verdict.summary and verdict.exit == Exit.NO_VERDICT
     )
+
+
+NDR, SDR = "400 Gb/sec (4X NDR)", "10 Gb/sec (4X SDR)"
+
+
+def of_node(name: str = "node0", **facts: Any) -> dict[str, Any]:
+    return {**ENVIRONMENT, "host": name, **facts}
+
+
+def with_port(rate: str, **facts: Any) -> dict[str, Any]:
+    port = {"rate": rate, "state": "4: ACTIVE", "link": "InfiniBand", "firmware": "28.39"}
+    return of_node(rdma={"mlx5_0:1": port | facts})
+
+
+def with_gpus(*links: int) -> dict[str, Any]:
+    devices = [{"name": "Fast GPU", "nvlinks": count, "power_limit": 700} for count in links]
+    return of_node(gpus={"driver": "570", "devices": devices})
+
+
+def night_of_runs(*environments: dict[str, Any], **fields: Any) -> list[RunFile]:
+    """Runs one after the other, the last with these fields."""
+    last = len(environments) - 1
+    return [
+        night(
+            rows=ROWS,
+            seed=number,
+            name=f"run{number}",
+            started=f"2026-01-02T0{3 + number}:00:00+00:00",
+            environment=facts,
+            **(fields if number == last else {}),
+        )
+        for number, facts in enumerate(environments)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (with_port(NDR), with_port(SDR), f"rdma.mlx5_0:1.rate {NDR} -> {SDR}"),
+        (with_port(NDR), of_node(), "rdma.mlx5_0:1.firmware 28.39 -> absent"),
+        (with_gpus(18, 18), with_gpus(18, 17), "gpus.devices.1.nvlinks 18 -> 17"),
+        (with_gpus(18, 18), with_gpus(18), "gpus.devices.1.name Fast GPU -> absent"),
+        (
+            of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 100_000}}),
+            of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 10_000}}),
+            "nics.eth0.mbps 100000 -> 10000",
+        ),
+    ],
+)
+def test_what_a_host_loses_between_two_runs_is_said_of_it(
+    before: dict[str, Any], after: dict[str, Any], words: str
+) -> None:
+    verdict = checks.judge_night(night_of_runs(before, before, after))
+    assert verdict.state == "unhealthy" and words in verdict.summary
+    assert blamed(verdict, "alike") == [("warning", "host", "node0")]
+    assert len(verdict.findings) == 1 and verdict.findings[0].evidence[0].run == "run2"
+    assert list_blamed(verdict) == []  # it may be a switch's
+
+
+def test_a_run_after_a_port_has_trained_down_is_judged_as_any() -> None:
+    files = night_of_runs(with_port(NDR), with_port(SDR), change=in_row(**WRONG))
+    verdict = checks.judge_night(files)
+    assert blamed(verdict, "data") == [("critical", "rank", "node2:2")]
+    assert outcome(verdict, "completeness") == "passed" and len(verdict.checks) > 10
+
+
+def test_another_host_that_loses_a_port_is_named() -> None:
+    """Of other hosts than the first a run has the facts in which hosts differ."""
+
+    def hosts(rate: str) -> list[HostInfo]:
+        rates = [NDR, rate, NDR, NDR]
+        differs = [{"rdma.mlx5_0:1.rate": r} if rate != NDR else {} for r in rates]
+        return [
+            HostInfo(host=f"node{i}", fingerprint=r, differs=d)
+            for i, (r, d) in enumerate(zip(rates, differs, strict=True))
+        ]
+
+    before, after = night_of_runs(with_port(NDR), with_port(NDR))
+    before, after = (
+        replace(file, worlds=[replace(world, hosts=hosts(rate)) for world in file.worlds])
+        for file, rate in ((before, NDR), (after, SDR))
+    )
+    assert blamed(checks.judge_night([before, before]), "alike") == []
+    verdict = checks.judge_night([before, after])
+    warnings = [each for each in blamed(verdict, "alike") if each[0] == "warning"]
+    assert warnings == [("warning", "host", "node1")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (with_port(NDR), with_port(NDR, firmware="28.41")),
+        (with_gpus(18), with_gpus(18) | {"variables": {"NCCL_ALGO": "Ring"}}),
+        (with_port(NDR), with_port(SDR) | {"host": "node1"}),
+    ],
+)
+def test_other_versions_settings_and_machines_make_no_night(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    verdict = checks.judge_night(night_of_runs(before, after))
+    assert verdict.state == "no verdict" and "are no night: " in verdict.summary
+
+
+def test_runs_before_and_after_a_change_are_nights_of_their_own() -> None:
+    """Only those of one kind are held against earlier nights."""
+    tonight = nights_of(night_of_runs(with_port(NDR), with_port(SDR)))
+    assert {night.runs for night in tonight.values()} == {("run1",)}
 
 
 def test_several_runs_of_one_launch_make_a_night_whatever_libraries_of_others_came() -> None:

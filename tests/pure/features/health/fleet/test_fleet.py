@@ -13,7 +13,7 @@ import fleets
 import msgspec
 import numpy as np
 import pytest
-from factories import ENVIRONMENT
+from factories import ENDED, ENVIRONMENT, ranks
 from fleets import (
     CASES,
     DEDICATED,
@@ -28,13 +28,17 @@ from fleets import (
 from collbench.cli import main as commands
 from collbench.core.errors import UsageError
 from collbench.features.health.blame import list_blamed
+from collbench.features.health.checks import table
+from collbench.features.health.findings import Finding, Subject
 from collbench.features.health.fleet import judgement, places
 from collbench.features.health.fleet.judgement import ALL, Fleet
-from collbench.features.health.fleet.reading import Batch, NodeRun
+from collbench.features.health.fleet.reading import SINGLE, Batch, NodeRun
 from collbench.features.health.fleet.tails import fit_tail
 from collbench.features.health.fleet.view import make_document, make_verdict
 from collbench.machine.load import Load
-from collbench.records.types import FirstWrong
+from collbench.records import run_file
+from collbench.records.derive import NO_SAMPLE
+from collbench.records.types import FirstWrong, GpuState, Record, World
 
 NODES = 40
 Said = Callable[..., tuple[int, str, str]]
@@ -183,7 +187,7 @@ def test_odd_nodes_of_a_folder_exit_1_and_are_named(said: Said, tmp_path: Path) 
     assert code == 1
     assert [node for node, state in states(values).items() if state != "like"] == [name_node(3)]
     assert values["findings"][0]["subject"] == {"kind": "host", "name": name_node(3)}
-    assert values["findings"][0]["sure"] > 0.999
+    assert values["findings"][0]["severity"] == "warning"
 
 
 def test_a_healthy_fleet_exits_0(said: Said, tmp_path: Path) -> None:
@@ -303,7 +307,148 @@ def test_unfinished_disturbed_and_broken_runs_are_named_apart(said: Said, tmp_pa
         name_node(4): "unfinished",
     }
     assert [run["path"] for run in values["fleet"]["unnamed"]] == [str(folder / "003.jsonl")]
-    assert code == 3
+    assert (code, [found["check"] for found in values["findings"]]) == (1, ["completeness"])
+
+
+def change_records(
+    path: Path, change: Callable[[Record], Record], worlds: Callable[[World], World] = lambda w: w
+) -> None:
+    """Write a run's file again with these records and worlds."""
+    file = run_file.read_file(path)
+    lines = [file.run, *map(worlds, file.worlds), *map(change, file.records), ENDED]
+    write_node(path, lines)
+
+
+def test_a_case_without_a_valid_sample_leaves_a_node_in_the_fleet(
+    said: Said, tmp_path: Path
+) -> None:
+    save_fleet(tmp_path / "night")
+    row = SMALL[2]
+
+    def empty(made: Record) -> Record:
+        fields = {"status": "failed", "note": f"{NO_SAMPLE}: others ran", "times_ns": []}
+        is_row = msgspec.structs.replace(made.case, cycle=0) == row
+        return msgspec.structs.replace(made, **fields) if is_row else made
+
+    change_records(tmp_path / "night" / "005.jsonl", empty)
+    code, values = fleet_values(said, str(tmp_path / "night"))
+    assert (code, states(values)[name_node(5)], values["findings"]) == (0, "like", [])
+
+
+@pytest.mark.parametrize("nodes", [24, SINGLE + 1])
+def test_a_node_that_hung_is_no_missing_one(said: Said, tmp_path: Path, nodes: int) -> None:
+    """By one process and by several, whatever nodes may be missing."""
+    save_fleet(tmp_path / "night", nodes=nodes)
+
+    def hung(made: Record) -> Record:
+        fields = {"status": "failed", "note": "hung: ranks 1 and 2 stand still", "times_ns": []}
+        return msgspec.structs.replace(made, **fields) if made.case.cycle else made
+
+    change_records(tmp_path / "night" / "005.jsonl", hung)
+    code, values = fleet_values(said, str(tmp_path / "night"), "--max-missing", "5")
+    (found,) = values["findings"]
+    assert (code, found["severity"], found["check"]) == (1, "critical", "completeness")
+    assert found["subject"] == {"kind": "host", "name": name_node(5)}
+    assert f"1 unsound node: {name_node(5)} (completeness)" in values["summary"]
+    assert [entry["host"] for entry in values["blamed"]] == [name_node(5)]
+    (alone,) = judge_alone(tmp_path / "night" / "005.jsonl", "completeness")
+    assert (alone.severity, alone.what) == ("critical", found["what"])
+
+
+def judge_alone(path: Path, check: str) -> list[Finding]:
+    """What `health` of one file finds."""
+    verdict = table.judge_night([run_file.read_file(path)])
+    return [finding for finding in verdict.findings if finding.check == check]
+
+
+FAST = GpuState(index=0, name="Fast GPU", sm_mhz=1980)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"ecc": 2},
+        {"nvlink_errors": 7},
+        {"throttle": ("hw_slowdown",)},
+    ],
+)
+def test_what_a_gpu_says_of_itself_is_found_as_by_health(
+    said: Said, tmp_path: Path, state: dict[str, Any]
+) -> None:
+    save_fleet(tmp_path / "night")
+    bad = msgspec.structs.replace(FAST, **state)
+    path = tmp_path / "night" / "005.jsonl"
+    for number in range(24):
+        states_of = [FAST, FAST, bad if number == 5 else FAST, FAST]
+        change_records(
+            tmp_path / "night" / f"{number:03}.jsonl",
+            lambda made, gpus=states_of: msgspec.structs.replace(made, gpus=gpus),  # type: ignore[misc]
+            lambda made: msgspec.structs.replace(
+                made, ranks=ranks([rank.host for rank in made.ranks], "cuda")
+            ),
+        )
+    code, values = fleet_values(said, str(tmp_path / "night"))
+    (found,) = values["findings"]
+    (alone,) = judge_alone(path, "gpus")
+    assert (found["subject"]["name"], found["what"]) == (alone.subject.name, alone.what)
+    assert (code, states(values)[name_node(5)]) == (1, "unsound")
+    checks = {check["check"]: check["outcome"] for check in values["checks"]}
+    assert (checks["gpus"], checks["counters"]) == ("found", "no data")
+
+
+def test_errors_that_ports_counted_are_found_as_by_health(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night")
+    path, host = tmp_path / "night" / "005.jsonl", name_node(5)
+
+    def counting(made: World) -> World:
+        return msgspec.structs.replace(
+            made, counters={host: {"mlx5_0:1 symbol_error": 9 * made.index}}
+        )
+
+    change_records(path, lambda made: made, counting)
+    code, values = fleet_values(said, str(tmp_path / "night"))
+    (found,), (alone,) = values["findings"], judge_alone(path, "counters")
+    assert code == 1 and found["what"] == alone.what
+    assert found["subject"]["name"] == f"{host}: mlx5_0:1"
+    assert (found["alone"], values["blamed"]) == (True, [])
+
+
+def test_findings_of_another_night_are_left_out() -> None:
+    """As those of a run that did not finish a week ago."""
+    batch = plain_batch(draw_logs(np.random.default_rng(5), NODES, 2, CASES))
+    finding = Finding(
+        check="completeness",
+        severity="critical",
+        subject=Subject("host", name_node(5)),
+        what="is where 1 case failed",
+        advice="look",
+    )
+    old = msgspec.structs.replace(
+        batch.runs[5], run="old", night="2025-12-25", trouble="unfinished", findings=[finding]
+    )
+    old.started = "2025-12-25T20:00:00+00:00"
+    judged = judgement.judge_batches([Batch([*batch.runs, old], batch.cases)])
+    assert make_verdict(judged).state == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("slower", "runs", "is_sure"), [(0.08, 1, False), (0.08, 2, True), (0.3, 1, True)]
+)
+def test_a_warning_about_one_run_is_not_sure(slower: float, runs: int, is_sure: bool) -> None:
+    """As healthy nodes of a skewed fleet have such runs: nobody drains a host for it."""
+    batch = plain_batch(draw_logs(np.random.default_rng(0), NODES, 3, CASES), slower={7: slower})
+    again = [
+        msgspec.structs.replace(
+            batch.runs[7],
+            run=f"again-{number}",
+            medians={name: [*values] for name, values in batch.runs[7].medians.items()},
+        )
+        for number in range(runs - 1)
+    ]
+    verdict = make_verdict(judgement.judge_batches([Batch([*batch.runs, *again], batch.cases)]))
+    (found,) = [finding for finding in verdict.findings if finding.check == "fleet"]
+    assert (found.sure is not None) == is_sure
+    assert [entry.host for entry in list_blamed(verdict)] == [name_node(7)] * is_sure
 
 
 def test_runs_of_one_host_are_one_node(said: Said, tmp_path: Path) -> None:

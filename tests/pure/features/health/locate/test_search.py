@@ -4,12 +4,14 @@ hosts."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pytest
 
 from collbench.core.errors import UsageError
 from collbench.core.groups import Pair
+from collbench.features.health.blame import SURE
 from collbench.features.health.locate import findings
 from collbench.features.health.locate import search as locate
 from collbench.features.health.locate.search import Group, Located, Rules
@@ -188,8 +190,36 @@ def test_of_two_none_can_be_told() -> None:
 
 def test_the_noisier_the_less_sure() -> None:
     calm, loud = (searched(232, ring({9: 0.5}, noise=noise))[0] for noise in (0.005, 0.07))
-    assert calm.alpha == calm.beta == locate.UNLIKELY and calm.sure == pytest.approx(1 - 232 * 1e-4)
+    assert calm.alpha == calm.beta == locate.UNLIKELY and calm.sure == pytest.approx(
+        1 - calm.confirmed * 1e-4
+    )
     assert loud.alpha > calm.alpha and loud.sure < calm.sure
+
+
+def test_one_clear_fault_of_many_hosts_is_sure() -> None:
+    """Only what was slow alone was confirmed, not each of the hosts."""
+    for n in (101, 232, 1000):
+        found, _ = searched(n, ring({9: 0.5}))
+        assert named(found) == {(9,)} and found.confirmed == 1 and found.sure > SURE
+
+
+@pytest.mark.parametrize("n", [6, 40])
+def test_healthy_hosts_are_named_no_oftener_than_is_said(n: int) -> None:
+    """One host is slow, and each test errs with a chance that is known: then the searches that name
+    another are counted, by how many suspects they confirmed."""
+    alpha, searches = 0.2, 2000
+    wrong = Counter[int]()
+    for seed in range(searches):
+        rng = random.Random(seed)
+        found, _ = searched(
+            n, lambda group, rng=rng: 0.5 if 1 in group or rng.random() < alpha else 1.0
+        )  # type: ignore[misc]
+        if any(1 not in members for members in named(found)):
+            wrong[found.confirmed] += 1
+    assert wrong
+    for most in range(1, max(wrong) + 1):
+        share = sum(count for confirmed, count in wrong.items() if confirmed <= most) / searches
+        assert share <= most * alpha ** (locate.CONFIRMED - 1)
 
 
 def test_findings_name_hosts_and_links() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from factories import call, calls_of, trace
@@ -150,6 +150,35 @@ def test_blocks_of_even_exchanges_are_compared_where_ranks_differ() -> None:
     assert join_calls(trace(even, even)).disagreements == []
     (found,) = join_calls(trace(even, odd)).disagreements
     assert [block.sends for block in operations.unequal_blocks(found)] == [8, 16]
+
+
+class Counted(tuple[int, ...]):
+    """Blocks, which count how often one of them is asked for alone."""
+
+    asked: ClassVar[int] = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        Counted.asked += 1
+        return super().__getitem__(at)
+
+
+def test_blocks_of_each_pair_of_ranks_are_looked_at_where_those_of_a_rank_differ_alone() -> None:
+    blocks = Counted((3, 4, 5))
+    exchange = calls_of("all_to_allv", nbytes=48, sends=blocks, receives=blocks)
+    other = calls_of("all_to_allv", nbytes=48, sends=(3, 3, 3), receives=(3, 3, 3))
+    symmetric = [Counted(column) for column in ((3, 4, 5), (4, 3, 6), (5, 6, 3))]
+    same = [calls_of("all_to_allv", nbytes=48, sends=b, receives=b) for b in symmetric]
+    assert join_calls(trace(*same)).disagreements == []
+    (found,) = join_calls(trace(exchange, other, exchange)).disagreements
+    assert operations.unequal_blocks(found)[0] == (0, 1, 4, 3)
+    assert Counted.asked == 0
+
+
+def test_blocks_that_one_rank_does_not_tell_are_not_compared() -> None:
+    known = calls_of("all_to_allv", nbytes=12, sends=(1, 1, 4), receives=(1, 2, 3))
+    (found,) = join_calls(trace(known, calls_of("all_to_allv", nbytes=40), known)).disagreements
+    blocks = operations.unequal_blocks(found)
+    assert [(block.source, block.target) for block in blocks] == [(0, 2), (2, 0)]
 
 
 def test_a_message_to_a_rank_that_called_nothing_lacks_its_other_half() -> None:

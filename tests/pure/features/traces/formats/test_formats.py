@@ -14,6 +14,7 @@ import traced
 from collbench.core.errors import UsageError
 from collbench.features.traces import replay as program
 from collbench.features.traces.analysis import times
+from collbench.features.traces.analysis.operations import join_calls
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.types import Call, Interval, RankTrace, Trace
 
@@ -108,7 +109,9 @@ def test_a_root_that_is_not_told_is_unknown(flight: RankTrace) -> None:
 def test_calls_that_a_ring_buffer_lost_are_counted(tmp_path: Path) -> None:
     late = traced.FLIGHT | {"entries": [traced.entry("nccl:all_reduce", 7, [4])]}
     rank = one(tmp_path, "trace0", late)
-    assert [(lost.calls, "TORCH_FR_BUFFER_SIZE" in lost.why) for lost in rank.lost] == [(7, True)]
+    assert [(lost.calls, "TORCH_NCCL_TRACE_BUFFER_SIZE" in lost.why) for lost in rank.lost] == [
+        (7, True)
+    ]
 
 
 def test_calls_that_cannot_be_interpreted_keep_their_numbers(tmp_path: Path) -> None:
@@ -122,6 +125,18 @@ def test_calls_that_cannot_be_interpreted_keep_their_numbers(tmp_path: Path) -> 
     rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
     assert sum(lost.calls for lost in rank.lost) == 3
     assert rank.lost_numbers == {"": (1, -1), "1": (2,)}
+
+
+@pytest.mark.parametrize("dtype", ["Float8_e4m3fnuz", "Float8_e5m2fnuz", "c10::Float8_e8m0fnu"])
+def test_a_type_of_a_byte_that_collbench_lacks_moves_as_bytes(dtype: str, tmp_path: Path) -> None:
+    types = {"input_dtypes": [dtype], "output_dtypes": [dtype]}
+    entries = [
+        traced.entry("nccl:_all_gather_base", 0, [8], output_sizes=[[16]], **types),
+        traced.entry("nccl:all_reduce", 1, [4], **types),
+    ]
+    rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
+    assert [said(call) for call in rank.calls] == [("all_gather", "", 16, "uint8")]
+    assert [lost.why for lost in rank.lost] == [f"datatype '{dtype}' is unknown (trace0: record 1)"]
 
 
 def test_calls_of_a_group_that_is_not_told_keep_their_numbers(tmp_path: Path) -> None:
@@ -203,6 +218,21 @@ def test_blocks_of_an_exchange_are_read_from_version_2_11_on(tmp_path: Path) -> 
     entry = traced.entry("nccl:all_to_all", 2, [8], **splits)
     (call,) = one(tmp_path, "trace0", traced.FLIGHT | {"entries": [entry]}).calls
     assert (call.sends, call.receives) == ((5, 3), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind"), [((8, 8), "all_to_all"), ((8, 12), "all_to_allv"), ((8, 9), "all_to_allv")]
+)
+def test_an_exchange_without_blocks_is_even_where_all_ranks_have_one_size(
+    sizes: tuple[int, int], kind: str, tmp_path: Path
+) -> None:
+    """As one in which each two ranks exchange as much in both directions."""
+    for rank, size in enumerate(sizes):
+        entry = traced.entry("nccl:all_to_all", 2, [size], state="started")
+        (tmp_path / f"trace{rank}").write_text(json.dumps(traced.FLIGHT | {"entries": [entry]}))
+    trace = reading.read_trace([tmp_path])
+    assert [call.kind for rank in trace.ranks for call in rank.calls] == [kind] * 2
+    assert join_calls(trace).disagreements == []
 
 
 def test_a_dump_of_another_day_is_not_used(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.own import Limits, Note
 from collbench.features.traces.replay import step_of
-from collbench.features.traces.types import FAKE_GPU, Call, Lost, RankTrace
+from collbench.features.traces.types import FAKE_GPU, STALE_NS, Call, Lost, RankTrace
 from collbench.features.traces.views import trace as view
 
 ABOUT = RankTrace(1, 2, groups={"": (0, 1)}, host="node-a", backend="gloo")
@@ -211,6 +211,12 @@ def test_a_file_that_an_earlier_job_left_is_refused(tmp_path: Path) -> None:
         own.read_job(of_two(tmp_path, "node-a", 301))
 
 
+def test_a_file_that_an_earlier_job_left_on_another_host_is_refused(tmp_path: Path) -> None:
+    assert len(own.read_job(of_two(tmp_path, "node-b", 300 + STALE_NS)).ranks) == 2
+    with pytest.raises(UsageError, match=r"rank-00001.jsonl ends before .*rank-00000.jsonl begin"):
+        own.read_job(of_two(tmp_path, "node-b", 301 + STALE_NS))
+
+
 @pytest.mark.parametrize(("host", "begins"), [("node-a", 300), ("node-b", 301)])
 def test_files_of_ranks_that_overlap_or_have_other_clocks_are_of_one_job(
     host: str, begins: int, tmp_path: Path
@@ -259,6 +265,15 @@ def test_a_trace_that_has_lost_calls_accuses_nobody(tmp_path: Path) -> None:
 def test_a_call_that_ended_after_it_was_written_has_its_end(tmp_path: Path) -> None:
     found = own.read_rank(written(tmp_path, BEGUN, Note(late=(0, 290))))
     assert found.calls == (replace(BEGUN, state="", begins_ns=200, ends_ns=290),)
+
+
+@pytest.mark.parametrize(("later", "state"), [((), "started"), ((Note(late=(0, 290)),), "")])
+def test_a_message_that_is_waited_for_after_it_was_written_is_under_way_until_its_end(
+    later: tuple[Note, ...], state: str, tmp_path: Path
+) -> None:
+    message = Call("recv", nbytes=8, peer=0, issued_ns=200)
+    (found,) = own.read_rank(written(tmp_path, message, Note(late=(0, -1)), *later)).calls
+    assert (found.state, found.ends_ns) == (state, 290 if later else -1)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from collbench.features.traces.formats import call_names as calls
 from collbench.features.traces.formats import pickle_values as pickled
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.formats.bounded import DEEP, Limits
+from collbench.features.traces.types import OVERFLOWED
 
 
 def put(path: Path, content: Any) -> Path:
@@ -336,6 +337,22 @@ def test_shared_lists_of_a_pickle_are_counted_each_time(tmp_path: Path) -> None:
         UsageError, match="its entries and their tensors are too many, above 1,000,000"
     ):
         reading.read_trace([huge])
+
+
+def test_of_more_dumps_than_memory_may_have_the_last_calls_of_each_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_CALLS", 4)
+    for rank in (0, 1):
+        entries = [traced.entry("nccl:all_reduce", n, [4]) for n in range(2 + rank)]
+        put(tmp_path / f"trace{rank}", traced.FLIGHT | {"entries": entries})
+    trace = reading.read_trace([tmp_path], "flight")
+    assert [[call.number for call in rank.calls] for rank in trace.ranks] == [[0, 1], [1, 2]]
+    assert [[(lost.why, lost.calls) for lost in rank.lost] for rank in trace.ranks] == [
+        [],
+        [(OVERFLOWED, 1)],
+    ]
+    assert "of each dump the last 2 calls are read" in trace.assumptions
 
 
 def test_a_size_beyond_bounds_is_lost(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from collbench.features.traces.recording.interception import OPERATORS, _Onward
 from collbench.features.traces.types import Call, Lost, RankTrace
 
 RANKS = 8
+X = torch.ones(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -242,6 +243,43 @@ def test_waits_of_iterations_after_their_calls_are_recorded_or_told_to_lack(
     assert found.lost == (() if is_kept else (Lost(recorded.WAITED_LATE),))
 
 
+def written_late(program: recorded.Program) -> list[own.Note]:
+    """What is written now of calls that were written before."""
+    return [line for line in program.ready() if isinstance(line, own.Note) and line.late]
+
+
+@pytest.mark.parametrize("kind", ["send", "recv"])
+def test_a_message_that_is_waited_for_after_it_was_written_is_begun_and_has_its_end(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of Gloo, which tells nothing of it before."""
+    monkeypatch.setattr(recorded, "HELD_S", -1)
+    program, work = recorded.Program(recorded.make_clock()), dist.all_reduce(X, async_op=True)
+    message = program.add({"kind": kind, "dtype": "float", "peer": 1}, dist.group.WORLD)
+    assert message and work
+    program.under_way(work, [message])
+    message.pending = False
+    assert written_late(program) == []
+    program.waited(work)
+    assert [note.late for note in written_late(program)] == [(0, -1)]
+    assert written_late(program) == []
+    message.ended(message.issued + 7)
+    assert [note.late for note in written_late(program)] == [(0, message.issued + 7)]
+    assert written_late(program) == []
+
+
+def test_a_wait_that_ends_after_it_was_written_has_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "HELD_S", -1)
+    program = recorded.Program(recorded.make_clock())
+    call = program.add({"kind": "send", "dtype": "float", "peer": 1}, dist.group.WORLD)
+    assert call
+    wait = program.wait([call])
+    assert wait
+    assert [line.state for line in program.ready() if isinstance(line, Call)] == ["started", ""]
+    wait.ended(wait.issued + 7)
+    assert [note.late for note in written_late(program)] == [(1, wait.issued + 7)]
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["recv", "irecv"])
 def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
     waits: bool, monkeypatch: pytest.MonkeyPatch
@@ -251,13 +289,14 @@ def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
     assert group
     received = program.add({"kind": "recv", "dtype": "float", "nbytes": 4, "peer": -1}, group)
     assert received
-    received.pending = waits
+    if not waits:
+        received.pending, received.work = False, dist.all_reduce(X, async_op=True)
     (line,) = (line for line in program.ready() if isinstance(line, Call))
     assert (line.peer, line.state) == (-1, "started" if waits else "")
     received.fields["peer"] = 3
     received.ended(received.issued + 7)
-    notes = [line for line in program.ready() if isinstance(line, own.Note) and line.late]
-    assert [(note.late, note.peer) for note in notes] == [((0, received.issued + 7), 3)]
+    (note,) = written_late(program)
+    assert (note.late, note.peer) == ((0, received.issued + 7), 3)
 
 
 def test_the_mark_of_an_iteration_is_written_once_it_has_ended() -> None:
@@ -347,6 +386,27 @@ def test_iterations_end_where_the_program_says(after: int, times: int, tmp_path:
 def test_an_optimizer_with_several_steps_an_iteration_is_told(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match=r"2 steps .* one iteration: optimizer=False"):
         by_hand(tmp_path, 0, 3, optimizer=True)
+
+
+def test_marks_of_iterations_before_the_first_call_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "PAUSE_S", 0.001)
+    with collbench.record(tmp_path, steps=2) as recorder:
+        recorder.step()
+        time.sleep(0.1)  # in which the writing thread looks for lines
+        dist.barrier()
+        recorder.step()
+    assert len(read(tmp_path).steps) == 2
+
+
+def test_the_file_of_an_earlier_recording_is_gone_before_the_first_call(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.barrier()
+    recorder = collbench.record(tmp_path, after=1)
+    assert not (tmp_path / own.file_name(0)).exists()
+    with pytest.warns(RuntimeWarning, match="no iteration ended"):
+        recorder.close()
 
 
 def test_where_no_iteration_ends_a_warning_says_what_to_do(tmp_path: Path) -> None:

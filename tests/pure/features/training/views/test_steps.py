@@ -197,7 +197,10 @@ def test_a_timeline_has_queued_operations_once_they_are_under_way_and_waits_befo
         Operation(begins_ns=[5 * MS], ends_ns=[100 * MS]),
         Operation(begins_ns=[100 * MS], ends_ns=[110 * MS], waits_ns=[20 * MS]),
     ]
-    data = timeline.draw_operations("x", Step("x", 1, (Program((0,), ops),)), [seen]).data
+    step = Step("x", 2, (Program((0, 1), ops),))
+    figure = timeline.draw_operations("x", step, [seen, [Operation()] * 3])
+    assert "Only rank 0 was watched" in figure.caption
+    data = figure.data
     bars = {trace["name"]: [*zip(trace["base"], trace["x"], strict=True)] for trace in data}
     assert bars["communication"] == [(0, 60), (60, 40)]
     assert bars["waiting"] == [(20, 80)]
