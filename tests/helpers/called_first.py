@@ -21,6 +21,8 @@ from collbench.suite.sweep import Axes, Suite
 class Teller(Reporter):
     """Prints what it is told of cases."""
 
+    needs_samples = True
+
     def show_coarse(self, record: Record, row: Derived | None) -> None:
         assert row is not None
         self._tell("called", record)
