@@ -20,7 +20,7 @@ LITTLE = 0.05  # of what was sent, below which it is taken for nothing
 
 UNCOUNTED = "no bytes were counted, as for small sizes"
 UNSETTLED = "other traffic was too much to count beside"
-UNKNOWN = "this process does not know what the algorithm sends"
+UNKNOWN = "its algorithm is not loaded here: bytes that it needs are unknown"
 
 
 class PathProof(NamedTuple):

@@ -74,8 +74,9 @@ def make_points(rows: Iterable[rows_.Row]) -> list[Point]:
 
 
 def over_launches(rows: Sequence[rows_.Row]) -> Point:
-    """A case of one run by its launches, of which at least one is fit. The flags are those of any,
-    the unfit too, and ``late_share`` is the largest of any."""
+    """A case by its launches, of one run or of several that were measured alike, of which at least
+    one is fit. The flags are those of any, the unfit too, and ``late_share`` is the largest of any.
+    """
     time = rows_.case_time(rows)
     fit_rows = rows_.select_fit(rows)
     home = fit_rows[0]

@@ -114,7 +114,7 @@ def derive_traffic(record: Record, world: World | None) -> Traffic:
 def _derive_counted(record: Record) -> Traffic:
     case = record.case
     if math.isnan(needed_bytes(case)):
-        return Traffic(moves=f"counts tell nothing: this process does not know {case.algorithm}")
+        return Traffic(moves=f"{case.algorithm} is not loaded here: what it needs is unknown")
     wire = settle_counts(case, record.sent)
     if wire is None:
         shares = [_count_shares(case, count) for count in record.sent]

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, get_args
 
 from collbench.core.text import format_settings, plain_line
+from collbench.machine import environment
 from collbench.records.machines import name_machine
 from collbench.records.origins import is_fake
 from collbench.records.points import Point, over_launches
@@ -95,7 +96,8 @@ def _group_by_night(files: Sequence[RunFile]) -> list[list[RunFile]]:
     for file in files:
         run, started = file.run, parse_time(file.run.started)
         night = run.id if started is None or run.imported else (started - NOON) // DAY
-        key = (*_label_run(file).values(), run.policy, night)
+        settings = environment.make_fingerprint(run.environment, file.backends)
+        key = (*_label_run(file).values(), run.policy, settings, night)
         groups.setdefault(key, []).append(file)
     return [*groups.values()]
 

@@ -86,7 +86,7 @@ def test_other_traffic_hides_what_was_sent() -> None:
 def test_what_an_unknown_algorithm_sends_is_not_put_down_to_others() -> None:
     sent = [count(on_path("nic-only"), 1.0, 0.0)]
     proof = prove_path(record(on_path("nic-only", algorithm="line.py:line"), sent=sent))
-    assert (proof.state, "does not know" in proof.reason) == ("unknown", True)
+    assert (proof.state, "is not loaded here" in proof.reason) == ("unknown", True)
 
 
 def test_small_sizes_are_not_counted() -> None:

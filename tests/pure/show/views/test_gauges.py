@@ -159,6 +159,11 @@ def test_runs_that_were_measured_in_two_ways_are_not_mixed() -> None:
         make_file([record(case(64), ns)], policy=Policy(inject=inject), name=f"run-{ns}")
         for ns, inject in ((1e6, ""), (2e6, "slow-rank:3:20%"))
     )
+    kernels = [
+        make_file([record(case(64), ns)], environment={"kernel": kernel}, name=f"run-{ns}")
+        for ns, kernel in ((1e6, "6.1"), (2e6, "6.2"))
+    ]
+    assert [*samples(*kernels)["collbench_case_launches"].values()] == [1]
     times = samples(plain, faulty)["collbench_case_time_seconds"]
     assert sorted(times.values()) == [pytest.approx(1e-3), pytest.approx(2e-3)]
 
