@@ -198,8 +198,8 @@ def decode_log(data: bytes, name: str) -> str:
             f"{name} is larger than {MOST_BYTES >> 20} MiB",
             "cut it to the tables, with grep for example",
         )
-    if len(lines) - empty > MOST_LINES or empty > MOST_EMPTY:
-        is_full = len(lines) - empty > MOST_LINES
+    is_full = len(lines) - empty > MOST_LINES
+    if is_full or empty > MOST_EMPTY:
         many = f"{MOST_LINES} lines" if is_full else f"{MOST_EMPTY} lines that are empty or NCCL's"
         raise UsageError(
             f"{name} has more than {many}",
