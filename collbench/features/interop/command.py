@@ -39,7 +39,11 @@ class ImportOptions:
     ] = ""
     ranks: Annotated[
         int | None,
-        Option("-g", "--ranks", min=1, help="Ranks, where a log says none (OSU), or one, wrongly."),
+        Option(
+            *("-g", "--ranks"),
+            min=1,
+            help="Ranks, where a log does not say (OSU), or says the same wrong number everywhere.",
+        ),
     ] = None
     tag: RunsTag = ""
     output: Annotated[
@@ -159,7 +163,8 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
         )
     if any("ranks make of" in warning for warning in reading.warnings):
         typer.echo(
-            "  hint: is the number of ranks right? --ranks N corrects it in a log that says one",
+            "  hint: is the number of ranks right?"
+            " --ranks N corrects it if all tables say the same",
             err=True,
         )
 

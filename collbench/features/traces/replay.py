@@ -22,7 +22,7 @@ from collbench.features.traces.groups import Families, complete_programs, explai
 from collbench.features.traces.iterations import take_iteration
 from collbench.features.traces.matching import Uneven, join_calls
 from collbench.features.traces.program import make_writer
-from collbench.features.traces.types import FAKE_GPU, HOST, OVERFLOWED, Lost, RankTrace, Trace
+from collbench.features.traces.types import EARLIER, FAKE_GPU, HOST, Lost, RankTrace, Trace
 from collbench.features.training.operation_lines import MOST_OPS, Names
 from collbench.features.training.step import LOCAL, Op, Program, Recorded, Step, refuse_step
 from collbench.features.training.step_files import format_ranks
@@ -203,7 +203,7 @@ def _describe_lost(
         sums[loss.why][1] += loss.nbytes
     gone = sum(loss.nbytes for loss in lost)
     bare = sum(
-        loss.calls for loss in lost if not loss.nbytes and (is_whole or loss.why != OVERFLOWED)
+        loss.calls for loss in lost if not loss.nbytes and (is_whole or loss.why not in EARLIER)
     )
     share = max(gone / max(1, gone + nbytes), bare / max(1, bare + calls))
     sentences = [

@@ -19,6 +19,8 @@ Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
 HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 OVERFLOWED = "its buffer kept the last calls only (TORCH_NCCL_TRACE_BUFFER_SIZE)"
+SKIPPED = "only the last calls of so long a dump are read"
+EARLIER = (OVERFLOWED, SKIPPED)  # why calls before all others are lost
 FAKE_GPU = "recorded on a fake GPU, whose times mean nothing"
 UNDESCRIBED = "undefined"  # torch's description of a group that was given none
 STALE_NS = 3600 * 10**9  # between calls that ranks of one job, or of one operation, issue

@@ -26,6 +26,7 @@ from collbench.core.errors import UsageError
 from collbench.core.text import format_count
 from collbench.features.interop.importers.commands import TESTS
 from collbench.features.interop.importers.text import (
+    Part,
     join_continued,
     restore_hashes,
     split_processes,
@@ -179,8 +180,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reading:
     """What a parser has found so far. ``closed`` is False for a log that ends before its tool
-    did. ``counts`` are the numbers of ranks that tables say, 0 where one says none, which the
-    user's number ``corrects``."""
+    did. ``counts`` has the number of ranks of each table, 0 for one that does not say its own.
+    With ``corrects`` the user's number (--ranks) is taken instead."""
 
     def __init__(self, request: Asked, corrects: bool = False) -> None:
         self.request, self._corrects = request, corrects
@@ -198,6 +199,7 @@ class Reading:
         self.lost: list[tuple[str, str]] = []
         self.omitted: Counter[str] = Counter()
         self.process = ""  # the label of the one whose text is read, where several have a table
+        self.numbers: Sequence[int] = ()  # of that text's lines, in the file
         self.averages: list[str] = []  # bus bandwidths, as printed at the end of tables
         self._entries: list[Entry] = []
         self._tests: set[str] = set()  # tests that had a table
@@ -244,6 +246,10 @@ class Reading:
         """Whether the user gives another number of ranks than the only one that the log says."""
         (count,) = self.counts if len(self.counts) == 1 else (0,)
         return count not in (0, self.request.ranks or count)
+
+    def locate_line(self, at: int) -> str:
+        """The place in the file of a line of the text that is read, ``at`` from 1 on."""
+        return f"line {self.numbers[at - 1]}"
 
     def warn_if_repeated(self, where: str, name: str, is_told: bool) -> None:
         """Warns of one more table of a test unless the log tells how many ranks ran it."""
@@ -524,13 +530,13 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             request, collective=find_collective(request.collective).name
         )
     is_json = JSON.match(text) is not None
-    parts = {"": text} if is_json else split_processes(text)
+    parts = {"": Part(text, range(1, text.count("\n") + 2))} if is_json else split_processes(text)
     if not is_json:
         parts = {
-            label: restore_hashes(join_continued(strip_prefixes(part)))
+            label: part._replace(text=restore_hashes(join_continued(strip_prefixes(part.text))))
             for label, part in parts.items()
         }
-    text = "\n".join(parts.values())
+    text = "\n".join(part.text for part in parts.values())
     if other := next((name for name, mark in OTHERS.items() if mark.search(text)), ""):
         raise UsageError(
             f"{request.name} is a log of {other}, which is not read",
@@ -566,12 +572,12 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
     return reading
 
 
-def _read_parts(parts: Mapping[str, str], reading: Reading, kind: str) -> Reading:
+def _read_parts(parts: Mapping[str, Part], reading: Reading, kind: str) -> Reading:
     """What the parser for ``kind`` finds in the texts of processes."""
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
     for label, part in parts.items():
-        reading.process = label
-        parser.read_log(part, reading)
+        reading.process, reading.numbers = label, part.numbers
+        parser.read_log(part.text, reading)
     return reading
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.machine import variables
@@ -56,11 +57,21 @@ def words_of(line: str) -> list[str]:
 
 
 def find_test(command: Sequence[str]) -> str:
-    """The test of nccl-tests that a command runs, without _perf; "" where none of its words is one,
-    as of a script that starts it."""
-    matches = (TEST.match(word.rpartition("/")[2]) for word in command)
-    names = (match[1] for match in matches if match)
-    return next((name for name in names if name in TESTS), "")
+    """The test of nccl-tests that a command runs, without _perf: the first that is known, else the
+    first program that is named like one; "" where there is none, as of a script that starts it."""
+    matches = [TEST.match(word.rpartition("/")[2]) for word in command]
+    known = (match[1] for match in matches if match and match[1] in TESTS)
+    unknown = (
+        match[1]
+        for before, word, match in zip(["", *command], command, matches, strict=False)
+        if match and match.end() == len(word.rpartition("/")[2]) and _is_program(word, before)
+    )
+    return next(chain(known, unknown), "")
+
+
+def _is_program(word: str, before: str) -> bool:
+    """Whether a word may be a program: no variable, no folder and no option's value."""
+    return "=" not in word and before != "cd" and ("/" in word or not before.startswith("-"))
 
 
 def is_launch(command: Sequence[str]) -> bool:

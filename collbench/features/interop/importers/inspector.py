@@ -106,7 +106,7 @@ def read_log(text: str, reading: Reading) -> None:
     if MARK not in text:
         return
     for at, line in enumerate(refuse_too_many_values(text, reading.request.name).split("\n"), 1):
-        where = f"line {at}"
+        where = reading.locate_line(at)
         try:
             entry = _read_entry(line) if line.strip() else None
         except (ValueError, RecursionError) as e:  # no JSON, or of another kind

@@ -135,7 +135,7 @@ def read_log(text: str, reading: Reading) -> None:
             tools[reading.tool] = None
             before, tables = tables, kind(reading, varying)
             tables.continue_after(before)
-        tables.any_line(f"line {at}", line)
+        tables.any_line(reading.locate_line(at), line)
     tables.end()
     reading.tool = ", ".join(tool for tool in {**tools, reading.tool: None} if tool)
 

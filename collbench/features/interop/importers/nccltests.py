@@ -104,7 +104,7 @@ def read_log(text: str, reading: Reading) -> None:
     tables = _Tables(reading, varying_variables(every))
     for at, line in enumerate(_mark_unmeasured(every), 1):
         if line:  # empty are most of a log with NCCL_DEBUG
-            tables.line(f"line {at}", line, hosts)
+            tables.line(reading.locate_line(at), line, hosts)
     tables.end()
 
 

@@ -72,9 +72,10 @@ def _read_csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]
             columns = names
         if len(row) == len(columns):
             cells = (cell.strip() for cell in row)
-            entries.append((f"line {at}", dict(zip(columns, cells, strict=True))))
+            entries.append((reading.locate_line(at), dict(zip(columns, cells, strict=True))))
         elif row:
-            reading.lost.append((f"line {at}", f"{len(row)} fields under a header of {len(names)}"))
+            why = f"{len(row)} fields under a header of {len(names)}"
+            reading.lost.append((reading.locate_line(at), why))
     return entries
 
 
@@ -101,9 +102,9 @@ def _json_lines(text: str, reading: Reading) -> list[tuple[str, dict[str, Any]]]
             continue
         try:
             fields = msgspec.convert(json.loads(line.strip(", ")), dict[str, Any])
-            entries.append((f"line {at}", fields))
+            entries.append((reading.locate_line(at), fields))
         except (ValueError, RecursionError) as e:
-            reading.lost.append((f"line {at}", first_line(e)))
+            reading.lost.append((reading.locate_line(at), first_line(e)))
     return entries
 
 

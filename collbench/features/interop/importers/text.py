@@ -8,9 +8,10 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import BinaryIO
+from itertools import chain, pairwise
+from typing import BinaryIO, NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.core.files import recognise_archive
@@ -197,9 +198,11 @@ def decode_log(data: bytes, name: str) -> str:
             f"{name} is larger than {MOST_BYTES >> 20} MiB",
             "cut it to the tables, with grep for example",
         )
-    if len(lines) - empty > MOST_LINES or empty > MOST_EMPTY:
+    is_full = len(lines) - empty > MOST_LINES
+    if is_full or empty > MOST_EMPTY:
+        many = f"{MOST_LINES} lines" if is_full else f"{MOST_EMPTY} lines that are empty or NCCL's"
         raise UsageError(
-            f"{name} has more than {MOST_LINES} lines",
+            f"{name} has more than {many}",
             "cut it to the tables, with grep for example",
         )
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -235,11 +238,25 @@ def _refuse_archive(data: bytes, name: str) -> None:
         raise UsageError(f"{name} is {what}", f"unpack it first: {unpack} {name}")
 
 
-def split_processes(text: str) -> dict[str, str]:
-    """The text of each process that printed a whole table of nccl-tests, by the label that a
-    launcher put before its lines; all of it under "" where fewer than two did. Lines keep their
-    numbers."""
-    every = text.split("\n")
+class Part(NamedTuple):
+    """The text of a process, and the number in its file of each of its lines."""
+
+    text: str
+    numbers: Sequence[int]
+
+
+def _make_part(lines: Iterable[tuple[int, str]]) -> Part:
+    """A part of these numbered lines, of empty ones in a row the first."""
+    pairs = pairwise(chain([(0, "-")], lines))
+    left = [numbered for (_, before), numbered in pairs if before or numbered[1]]
+    return Part("\n".join(line for _, line in left), [at for at, _ in left])
+
+
+def split_processes(text: str) -> dict[str, Part]:
+    """The part of each process that printed a whole table of nccl-tests, by the label that a
+    launcher put before its lines; all of it under "" where fewer than two did."""
+    part = _make_part(enumerate(text.split("\n"), 1))
+    every = part.text.split("\n")
     heads = {match[1] for line in every if (match := LABELLED_HEAD.match(line))}
     labels = [
         label
@@ -247,12 +264,11 @@ def split_processes(text: str) -> dict[str, str]:
         if any(line.startswith(label) and "algbw" in line for line in every)
     ]
     if len(labels) < 2:
-        return {"": text}
+        return {"": part}
     of_line = [next((label for label in labels if line.startswith(label)), "") for line in every]
+    lines = [*zip(part.numbers, every, of_line, strict=True)]
     return {
-        label: "\n".join(
-            line if owner in ("", label) else "" for line, owner in zip(every, of_line, strict=True)
-        )
+        label: _make_part((at, line * (owner in ("", label))) for at, line, owner in lines)
         for label in sorted(labels)
     }
 

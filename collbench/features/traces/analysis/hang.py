@@ -18,9 +18,10 @@ from collbench.features.traces.analysis.operations import (
     Meeting,
     groups_of,
     list_communicating,
+    sizes_differ,
     unequal_blocks,
 )
-from collbench.features.traces.types import HOST, OVERFLOWED, Call, RankTrace, Trace
+from collbench.features.traces.types import EARLIER, HOST, Call, RankTrace, Trace
 from collbench.features.training.step import POINT_TO_POINT
 
 Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
@@ -36,7 +37,8 @@ class Front(NamedTuple):
     trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
     ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
     -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
-    told. ``unequal`` are blocks of which sender and receiver have different sizes."""
+    told. ``unequal`` are blocks of which sender and receiver have different sizes; where no blocks
+    are told, ``sizes_differ`` if ranks differ in the size of the exchange."""
 
     group: Group
     number: int
@@ -51,6 +53,7 @@ class Front(NamedTuple):
     before: int
     since_ns: int
     unequal: tuple[Block, ...] = ()
+    sizes_differ: bool = False
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -230,7 +233,7 @@ def _count_unlocated(rank: RankTrace, numbered: bool) -> int:
     tell the group and number, less those before all others where calls are ``numbered``."""
     if not numbered:
         return sum(loss.calls for loss in rank.lost)
-    lost = sum(loss.calls for loss in rank.lost if loss.why != OVERFLOWED)
+    lost = sum(loss.calls for loss in rank.lost if loss.why not in EARLIER)
     return lost - sum(map(len, rank.lost_numbers.values()))
 
 
@@ -278,6 +281,7 @@ def _as_front(meeting: Meeting, statuses: Mapping[int, Status], before: int) -> 
         before,
         min((ns for ns in issued if ns >= 0), default=-1),
         unequal_blocks(meeting) if meeting.is_matched else (),
+        meeting.is_matched and sizes_differ(meeting),
     )
 
 
@@ -314,7 +318,7 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         is_told = is_readable and (group, peer, tag, other) not in unaddressed
         others = every.get(half, ())
         lacks = not losses and len(others) <= at
-        if losses == {OVERFLOWED}:
+        if losses and losses <= {*EARLIER}:
             lacks = ranks.is_alone(rank, call) and _is_after_all(call, others)
         lacks = lacks and is_told and not both
         statuses: dict[int, Status] = {

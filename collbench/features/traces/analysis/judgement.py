@@ -18,7 +18,7 @@ from collbench.features.traces.analysis.operations import (
 )
 from collbench.features.traces.analysis.times import Clock, Exposed, Late, Part, Share, Traffic
 from collbench.features.traces.formats import own
-from collbench.features.traces.types import OVERFLOWED, Lost, Trace
+from collbench.features.traces.types import EARLIER, Lost, Trace
 from collbench.features.training.step_files import format_ranks
 
 
@@ -81,10 +81,10 @@ class Judged(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Calls that could not be read. Those that a full buffer overwrote are not among them: no
-        file of a long job has all."""
+        """Calls that could not be read. Those before all others are not among them: no file of a
+        long job has all."""
         losses = (loss for rank in self.trace.ranks for loss in rank.lost)
-        return sum(loss.calls for loss in losses if loss.why != OVERFLOWED)
+        return sum(loss.calls for loss in losses if loss.why not in EARLIER)
 
     @property
     def is_mostly_lost(self) -> bool:
@@ -104,9 +104,9 @@ class Judged(NamedTuple):
 
     @property
     def lone_messages(self) -> int:
-        """Messages without their other half, of a trace of which no full buffer overwrote that."""
+        """Messages without their other half, of a trace that did not lose its first calls."""
         losses = (loss for rank in self.trace.ranks for loss in rank.lost)
-        return 0 if any(loss.why == OVERFLOWED for loss in losses) else self.matches.alone
+        return 0 if any(loss.why in EARLIER for loss in losses) else self.matches.alone
 
     @property
     def is_undecided(self) -> bool:

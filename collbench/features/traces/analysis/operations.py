@@ -128,6 +128,13 @@ def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
+def sizes_differ(meeting: Meeting) -> bool:
+    """Whether ranks differ in the size of an exchange of which none tells the blocks."""
+    calls = meeting.calls.values()
+    is_bare = all(c.kind in EXCHANGES and not (c.sends or c.receives) for c in calls)
+    return is_bare and len({call.nbytes for call in calls}) > 1
+
+
 def _member_elements(call: Call, splits: Sequence[int], n: int) -> Sequence[int]:
     """Elements by member of one side of an exchange; nothing where they are not known."""
     if call.kind == "all_to_all" and not splits:

@@ -22,7 +22,7 @@ from collbench.core.errors import UsageError, first_line
 from collbench.features.traces.formats import pickle_values as pickled
 from collbench.features.traces.formats.bounded import HINT, Json, Stream
 from collbench.features.traces.formats.call_names import UNREADABLE, Calls, Said, parse_listed
-from collbench.features.traces.types import OVERFLOWED, Call, Known, RankTrace
+from collbench.features.traces.types import OVERFLOWED, SKIPPED, Call, Known, RankTrace
 from collbench.features.training.step import POINT_TO_POINT, WORLD
 
 Stamp = Annotated[int, Meta(ge=0, lt=1 << 62)] | None
@@ -97,13 +97,13 @@ def read_rank(stream: Stream, packed: bool, limit: int) -> tuple[RankTrace, tupl
         calls.name_world(world)
     entries.sort(key=lambda entry: entry.record_id)
     reached_by_name = _by_group(groups, entries, reached)
-    cut = max(0, len(entries) - limit)
-    if cut:
+    overwritten = max(0, entries[0].record_id) if entries else 0
+    if overwritten:
+        calls.lose(OVERFLOWED, calls=overwritten)
+    if skipped := max(0, len(entries) - limit):
+        calls.lose(SKIPPED, calls=skipped)
         calls.assumptions[f"of each dump the last {limit:,} calls are read"] = None
-    entries = entries[cut:]
-    first = max(entries[0].record_id, cut) if entries else 0
-    if first > 0:
-        calls.lose(OVERFLOWED, calls=first)
+    entries = entries[skipped:]
     for entry in entries:
         _take_entry(
             calls, entry, WORLD if entry.process_group[0] == world else entry.process_group[0]
@@ -112,7 +112,7 @@ def read_rank(stream: Stream, packed: bool, limit: int) -> tuple[RankTrace, tupl
     trace = calls.trace(stream.rank, backend=backend)
     by_name = {WORLD if name == world else name: status for name, status in reached_by_name.items()}
     only_active = not entries or (
-        first > 0 and all(entry.state != "completed" for entry in entries)
+        overwritten + skipped > 0 and all(entry.state != "completed" for entry in entries)
     )
     trace = msgspec.structs.replace(trace, reached=by_name, only_active=only_active)
     return trace, tuple(calls.assumptions)

@@ -314,7 +314,8 @@ class Program:
             call = self._filled.pop(address, None)
             if call is not None:
                 call.pending = True
-                self._pop_calls(id(call.work))
+                if call.work is not None:
+                    self._pop_calls(id(call.work))
             return call
 
     def left_by(self, task: int) -> list[Seen]:

@@ -184,8 +184,6 @@ class Recorder:
             raise RuntimeError("this torch has no torch.distributed")
         self._folder = Path(self._folder).absolute()  # the job may go to another folder
         files.make_folder(self._folder)
-        if dist.is_initialized():
-            own.remove_file(self._folder, dist.get_rank())
         if self._of_optimizer:
             self._hook = register_optimizer_step_post_hook(self._optimized)
         atexit.register(self._exits)
@@ -193,6 +191,9 @@ class Recorder:
             self._begin()
 
     def _begin(self) -> None:
+        """Begin to record, and remove the file of an earlier recording."""
+        if dist.is_initialized():
+            own.remove_file(Path(self._folder), dist.get_rank())
         self._interception.install()
         self._writer = threading.Thread(target=self._write, name="collbench-record", daemon=True)
         self._writer.start()

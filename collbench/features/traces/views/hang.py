@@ -144,6 +144,7 @@ def _describe_partly_done(hang: Hang) -> str:
         f" {describe_operation(front)}{_describe_since(front)}, which {in_words(front.done)}"
         " completed"
         f"{_describe_untold(front) or ': a device or a link, or the job ran on'}"
+        f"{_describe_sizes(front)}"
     )
 
 
@@ -153,6 +154,7 @@ def _describe_all(hang: Hang) -> str:
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
         f" {describe_operation(front)}{_describe_since(front)}"
         f"{_describe_untold(front) or ', and none is through: a device, a link, or the job ran on'}"
+        f"{_describe_sizes(front)}"
     )
 
 
@@ -164,6 +166,11 @@ def _describe_untold(front: Front) -> str:
         return "; which rank it waits for is not in the trace"
     its = "its trace" if len(front.unknown) == 1 else "their traces"
     return f"; what {in_words(front.unknown)} did then is not in {its}"
+
+
+def _describe_sizes(front: Front) -> str:
+    """That an exchange of unknown blocks may be called wrongly."""
+    return "; its sizes differ, a mistake unless blocks are uneven" * front.sizes_differ
 
 
 def describe_group(group: Group) -> str:

@@ -19,7 +19,7 @@ from collbench.features.traces.analysis.times import Part, last_to_come
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.recognise import FORMS
 from collbench.features.traces.iterations import measure_extent
-from collbench.features.traces.types import FAKE_GPU, OVERFLOWED, Call
+from collbench.features.traces.types import EARLIER, FAKE_GPU, Call
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views.timeline import draw_calls
 from collbench.features.training.step_files import format_ranks
@@ -145,7 +145,7 @@ def _explain_nothing(verdict: Judged) -> str:
     """The reason why no operation of the trace is known."""
     losses = (loss for rank in verdict.trace.ranks for loss in rank.lost)
     if verdict.lost:
-        most = max((e for e in losses if e.why != OVERFLOWED), key=lambda loss: loss.calls)
+        most = max((e for e in losses if e.why not in EARLIER), key=lambda loss: loss.calls)
         return (
             "no verdict: nothing is known of what ranks did together, as"
             f" {format_count(verdict.lost, 'call')} cannot be read: {most.why}"

@@ -17,7 +17,12 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.features.interop import assemble, importers
 from collbench.features.interop.importers import Asked, Reading, nccltests
-from collbench.features.interop.importers.text import bound_log, decode_log, strip_prefixes
+from collbench.features.interop.importers.text import (
+    bound_log,
+    decode_log,
+    split_processes,
+    strip_prefixes,
+)
 from collbench.records import derive
 from collbench.records import flags as flags_
 from collbench.records.types import End, Record, Run, ToolTime, World
@@ -411,6 +416,30 @@ def test_the_test_of_a_command_is_a_program_and_no_folder_or_script(command: str
     assert seen(read(nameless(command)))[0][0] == "all_reduce"
     content = document([result(1 << 20, 50.0)], args=command.split()[1:])
     assert seen(read(json.dumps(content)))[0][0] == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_known"),
+    [
+        ("+ mpirun -np 8 ./build/new_perf -b 8", False),
+        ("+ mpirun -np 8 new_perf -b 8", False),
+        ("+ mpirun -np 8 ./run_perf ./build/new_perf_mpi -b 8", False),
+        ("+ srun -N 2 ./run_perf.sh", True),
+        ("+ srun -J new_perf ./run.sh", True),
+        ("+ cd /opt/new_perf", True),
+        ("+ mpirun -x HOME=/opt/new_perf ./run.sh", True),
+    ],
+)
+def test_a_table_of_a_program_that_is_unknown_is_not_of_the_collective_of_the_files_name(
+    command: str, is_known: bool
+) -> None:
+    content = json.dumps(document([result(1 << 20, 50.0)], args=command.split()[1:]))
+    for text in (nameless(command), content):
+        if is_known:
+            assert seen(read(text, "all_reduce.log"))[0][0] == "all_reduce"
+            continue
+        with pytest.raises(UsageError, match=r"collbench has no collective '(new|run)'"):
+            read(text, "all_reduce.log")
 
 
 def test_what_the_user_says_is_taken_before_the_test_that_a_command_names() -> None:
@@ -1252,7 +1281,7 @@ def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
     [
         ("MOST_LINES", b"x\n", "more than 9 lines"),
         ("MOST_BYTES", b"x\n", "larger than"),
-        ("MOST_EMPTY", b"\n", "more than"),
+        ("MOST_EMPTY", b"\n", "more than 9 lines that are empty or NCCL's"),
     ],
 )
 def test_a_packed_log_is_no_larger_than_it_may_be(
@@ -1463,6 +1492,19 @@ def test_lines_have_the_numbers_of_the_file_where_nccl_writes_between() -> None:
     found = read(decode_log(bound_log(io.BytesIO(text.encode())), "x"))
     number = text.split("\n").index(torn_row) + 1
     assert [where for where, _ in found.lost] == [f"line {number}"]
+
+
+def test_processes_do_not_each_have_the_empty_lines_of_all() -> None:
+    plain = log([row(1 << 20, 50.0), "   8388608       2097152 "])
+    labels = [f"n{k}: " for k in range(4)]
+    lines = [label + line for line in plain.split("\n") for label in labels]
+    text = "\n" * 2000 + ("\n" * 50).join(lines)
+    parts = split_processes(text)
+    assert [*parts] == labels
+    assert sum(len(part.numbers) for part in parts.values()) <= 2 * len(lines) + 2 * len(parts)
+    every = text.split("\n")
+    torn_rows = [at for at, line in enumerate(every, 1) if line.endswith("2097152 ")]
+    assert [where for where, _ in read(text).lost] == [f"line {at}" for at in torn_rows]
 
 
 def test_a_log_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.features.traces.replay import Asked, step_of
-from collbench.features.traces.types import OVERFLOWED, Call, Interval, Lost, RankTrace, Trace
+from collbench.features.traces.types import EARLIER, Call, Interval, Lost, RankTrace, Trace
 from collbench.features.training import walk
 from collbench.features.training.step import Op, Step
 
@@ -634,12 +634,13 @@ def test_what_little_is_lost_is_told_only() -> None:
     assert "of the trace's calls" in refused(trace(calls, lost=(Lost("x", 1),))).message
 
 
-def test_calls_that_were_overwritten_before_whole_iterations_are_told_only() -> None:
-    lost = (Lost(OVERFLOWED, 5000),)
+@pytest.mark.parametrize("why", EARLIER)
+def test_calls_that_were_lost_before_whole_iterations_are_told_only(why: str) -> None:
+    lost = (Lost(why, 5000),)
     calls = [all_reduce(n) for n in [4, 8] * 3]
     step = step_of(trace(calls, lost=lost))
     assert sizes(step) == [4, 8]
-    assert any(OVERFLOWED in each for each in step.assumptions)
+    assert any(why in each for each in step.assumptions)
     assert "add --partial" in refused(trace(calls[:3], lost=lost)).hint
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from collbench.features.traces.analysis.hang import Hang, find_hang
 from collbench.features.traces.analysis.operations import join_calls
-from collbench.features.traces.types import OVERFLOWED, Call, Lost, Trace, Unread
+from collbench.features.traces.types import EARLIER, OVERFLOWED, SKIPPED, Call, Lost, Trace, Unread
 
 DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
 GROUPS = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
@@ -251,6 +251,7 @@ def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:
 OVERWRITTEN = (Lost(OVERFLOWED, calls=900),)
 
 
+@pytest.mark.parametrize("lost", [OVERWRITTEN, (Lost(SKIPPED, calls=9), *OVERWRITTEN)])
 @pytest.mark.parametrize(
     ("waits", "others", "named"),
     [
@@ -264,9 +265,9 @@ OVERWRITTEN = (Lost(OVERFLOWED, calls=900),)
     ],
 )
 def test_where_first_calls_are_overwritten_the_last_messages_of_both_ranks_tell(
-    waits: Call, others: list[Call], named: bool
+    waits: Call, others: list[Call], named: bool, lost: tuple[Lost, ...]
 ) -> None:
-    found = judged([*reduces(DONE), waits], [*reduces(DONE), *others], lost=OVERWRITTEN)
+    found = judged([*reduces(DONE), waits], [*reduces(DONE), *others], lost=lost)
     assert found
     assert (found.culprits, found.is_blamed) == ((1,) if named else (0,), named)
 
@@ -471,10 +472,11 @@ def test_a_lost_call_whose_place_is_told_hides_no_rank_that_never_called_another
     assert (found.cause, found.culprits) == ("missing", (2,))
 
 
-def test_calls_that_a_ring_buffer_lost_hide_no_rank_that_never_called_another() -> None:
+@pytest.mark.parametrize("why", EARLIER)
+def test_calls_lost_before_all_others_hide_no_rank_that_never_called_another(why: str) -> None:
     waits = reduces(DONE, DONE, IN)
     late = calls_of(("all_reduce", DONE), first=2)
-    found = of_lossy(waits, waits, late, lost=(Lost(OVERFLOWED, calls=1),))
+    found = of_lossy(waits, waits, late, lost=(Lost(why, calls=1),))
     assert found
     assert (found.cause, found.culprits) == ("missing", (2,))
 

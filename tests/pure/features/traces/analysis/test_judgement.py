@@ -7,7 +7,7 @@ from factories import call, calls_of, trace
 from msgspec.structs import replace
 
 from collbench.features.traces.analysis.judgement import judge_trace
-from collbench.features.traces.types import OVERFLOWED, Lost, Trace
+from collbench.features.traces.types import EARLIER, Lost, Trace
 from collbench.features.traces.views import trace as view
 
 TIMED = [call(span=(0, 10), number=1)]
@@ -39,13 +39,14 @@ def test_what_readers_lost_is_added_up_over_ranks() -> None:
     assert told.startswith("4 calls of 2 KiB, ranks 0,1:")
 
 
-def test_calls_that_a_full_buffer_overwrote_are_told_and_leave_the_verdict() -> None:
+@pytest.mark.parametrize("why", EARLIER)
+def test_calls_lost_before_all_others_are_told_and_leave_the_verdict(why: str) -> None:
     made = trace(TIMED, TIMED)
-    lost = (Lost(OVERFLOWED, calls=90_000),)
+    lost = (Lost(why, calls=90_000),)
     verdict = judge_trace(Trace("", tuple(replace(rank, lost=lost) for rank in made.ranks)))
     assert view.make_headline(verdict).text.startswith("no hang: all ranks made the same calls and")
     assert verdict.is_complete
-    assert any(lack.what == f"lost: {OVERFLOWED}" for lack in verdict.lacks)
+    assert any(lack.what == f"lost: {why}" for lack in verdict.lacks)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from collbench.features.traces.formats import call_names as calls
 from collbench.features.traces.formats import pickle_values as pickled
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.formats.bounded import DEEP, Limits
-from collbench.features.traces.types import OVERFLOWED
+from collbench.features.traces.types import OVERFLOWED, SKIPPED
 
 
 def put(path: Path, content: Any) -> Path:
@@ -344,13 +344,13 @@ def test_of_more_dumps_than_memory_may_have_the_last_calls_of_each_are_read(
 ) -> None:
     monkeypatch.setattr(reading, "MOST_CALLS", 4)
     for rank in (0, 1):
-        entries = [traced.entry("nccl:all_reduce", n, [4]) for n in range(2 + rank)]
+        entries = [traced.entry("nccl:all_reduce", n, [4]) for n in range(rank, 2 + 2 * rank)]
         put(tmp_path / f"trace{rank}", traced.FLIGHT | {"entries": entries})
     trace = reading.read_trace([tmp_path], "flight")
-    assert [[call.number for call in rank.calls] for rank in trace.ranks] == [[0, 1], [1, 2]]
+    assert [[call.number for call in rank.calls] for rank in trace.ranks] == [[0, 1], [2, 3]]
     assert [[(lost.why, lost.calls) for lost in rank.lost] for rank in trace.ranks] == [
         [],
-        [(OVERFLOWED, 1)],
+        [(OVERFLOWED, 1), (SKIPPED, 1)],
     ]
     assert "of each dump the last 2 calls are read" in trace.assumptions
 

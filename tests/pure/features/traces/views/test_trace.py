@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.analysis.operations import Group
-from collbench.features.traces.types import OVERFLOWED, Call, Lost, Trace
+from collbench.features.traces.types import EARLIER, Call, Lost, Trace
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views import trace as view
 from collbench.show import html, terminal
@@ -99,6 +99,21 @@ def test_where_nobody_is_to_blame_other_causes_are_told() -> None:
     assert words(USUAL, USUAL).endswith("and none is through: a device, a link, or the job ran on")
     through = [USUAL[0], replace(USUAL[1], state="completed")]
     assert ", which rank 1 completed: a device or a link" in words(USUAL, through)
+
+
+@pytest.mark.parametrize(
+    ("kind", "splits", "is_told"),
+    [("all_to_allv", (), True), ("all_to_allv", (3, 3), False), ("all_to_all", (), False)],
+)
+def test_an_exchange_of_unknown_blocks_that_hangs_is_doubted_where_its_sizes_differ(
+    kind: str, splits: tuple[int, ...], is_told: bool
+) -> None:
+    """A wrong size on one rank cannot be told from an uneven exchange."""
+    told = {"sends": splits, "receives": splits}
+    sizes = (24, 24) if kind == "all_to_all" else (24, 40)
+    calls = [[replace(USUAL[1], kind=kind, op="none", nbytes=n, **told)] for n in sizes]
+    doubt = "; its sizes differ, a mistake unless blocks are uneven"
+    assert ("none is through" in words(*calls), doubt in words(*calls)) == (True, is_told)
 
 
 def test_a_rank_whose_trace_ends_before_is_told_where_nobody_is_to_blame() -> None:
@@ -432,10 +447,11 @@ def test_a_rank_that_is_late_and_lacks_calls_is_told_both() -> None:
     )
 
 
-def test_calls_that_a_full_buffer_overwrote_lack_nowhere() -> None:
+@pytest.mark.parametrize("why", EARLIER)
+def test_calls_lost_before_all_others_lack_nowhere(why: str) -> None:
     early, late = [*SENDS, *LAST], [*RECEIVES[1:], *LAST]
     found = made(early, late)
-    overwritten = replace(found.ranks[1], lost=(Lost(OVERFLOWED, calls=9),))
+    overwritten = replace(found.ranks[1], lost=(Lost(why, calls=9),))
     judged = judge_trace(replace(found, ranks=(found.ranks[0], overwritten)))
     assert view.make_headline(judged).weight == "good"
 
