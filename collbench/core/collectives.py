@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -157,8 +157,11 @@ class _LaterItems(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._indexes)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
         return self._make(self._indexes[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._make, self._indexes)
 
 
 def _cut_blocks(values: Any, n: int) -> Sequence[Any]:

@@ -41,8 +41,8 @@ def find_named_interface() -> str:
 
 def resolve_host_name() -> str:
     """The address that this host's name has, of IPv4 if it has any such. Raises OSError."""
-    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     return str(address[0]).partition("%")[0]
 
 

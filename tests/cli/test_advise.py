@@ -253,7 +253,8 @@ def test_a_verification_removes_what_does_not_hold(
     (request,) = requests
     assert (request.budget, request.despite_oversubscription) == (90.0, True)
     assert request.policy.fresh is False
-    assert (request.axes.sizes, request.axes.envs) == (SIZES, ((),))
+    (axes,) = request.sweeps
+    assert (axes.sizes, axes.envs) == (SIZES, ((),))
     code = Exit.WRONG_DATA
     done = inside("advise", str(runs), "--verify")
     assert done.returncode == 7
@@ -270,8 +271,12 @@ def test_a_verification_removes_what_does_not_hold(
     ("fields", "here", "message"),
     [
         ({"per_host": 2}, {}, "the advice is for several hosts"),
-        ({}, {"kernel": "7.0"}, "run run: the software differs: kernel 6.1.0 -> 7.0"),
-        ({}, {"product": "KVM"}, "run run: the machines differ: product"),
+        (
+            {},
+            {"kernel": "7.0"},
+            "--verify: run run was measured elsewhere: the software differs: kernel 6.1.0 -> 7.0",
+        ),
+        ({}, {"product": "KVM"}, "run run was measured elsewhere: the machines differ: product"),
         ({}, {"variables": {"UCX_TLS": "tcp"}}, "the settings differ: variables.UCX_TLS"),
         ({"environment": {**ENVIRONMENT, "variables": {ALGORITHM: "0"}}}, {}, ""),
     ],

@@ -282,12 +282,10 @@ def verify(
         )
     pooled = [file for file in files if file.run.id in evidence.runs]
     refuse_elsewhere(advised, pooled)
-    axes = schedule.make_axes(evidence.cases)
     policy = msgspec.structs.replace(pooled[0].run.policy, fresh=False, max_seconds=None)
     request = schedule.VerifyRequest(
         format=form,
-        axes=axes,
-        forms=schedule.count_forms(axes),
+        sweeps=schedule.make_sweeps(evidence.cases),
         command=sys.argv,
         policy=policy,
         budget=budget,
@@ -320,7 +318,7 @@ def refuse_elsewhere(advised: Advised, files: Sequence[RunFile]) -> None:
         )
     if why := explain_elsewhere(files):
         raise UsageError(
-            f"--verify would measure something else than {plain_line(why)}",
+            f"--verify: {plain_line(why)}",
             "verify where runs were measured, or measure anew here",
         )
 

@@ -101,7 +101,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that advice rests on. ``refused`` are cells in which nothing may be judged, with the
     reason; ``shared`` those whose ranks share cores. ``device`` is the model of all GPUs, empty
     where there is not one. ``cases`` are those of the default in all forms; ``forms`` are these in
-    words. ``exported`` are variables that runs were started with."""
+    words. ``exported`` are variables that the default's backend was started with in a cell, but
+    for those that a case or a side sets."""
 
     library: Library
     version: str
@@ -118,7 +119,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Case, ...] = ()
     hosts: tuple[str, ...] = ()
     forms: str = ""
-    exported: Variables = ()
+    exported: dict[Cell, set[tuple[str, str]]] = {}
 
     @property
     def title(self) -> str:
@@ -150,6 +151,7 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
     default = Setting(backend=_find_default(table, terms.default))
     gathered: dict[tuple[Cell, Form, Setting], list[Row]] = {}
     names: dict[tuple[str, Setting], str] = {}
+    exported: dict[Cell, set[tuple[str, str]]] = {}
     left_out: Counter[str] = Counter()
     libraries: dict[tuple[str, str], Library] = {}
     known = [{name: list_known(file, name) for name in file.backends} for file in pooled]
@@ -158,6 +160,8 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         assert world is not None  # of what is_evidence
         key = world.backend, world.library
         library = libraries.get(key) or libraries.setdefault(key, find_library(world))
+        if case.backend == default.backend:
+            exported.setdefault(find_cell(row), set()).update(_split_variables(row)[1].items())
         setting = read_setting(row, library, known[row.file].get(case.backend, ()))
         if terms.only_variables and msgspec.structs.replace(setting, env=()) != default:
             left_out[case.label] += 1
@@ -169,7 +173,8 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
     ours = [row.world for row in table if row.world and row.case.backend == default.backend]
     cells, refused, shared = _fill_cells(gathered, pooled, terms)
     notes += describe_exported(
-        pooled, {row.file for key, found in gathered.items() if key[2] == default for row in found}
+        pooled,
+        {row.file for key, members in gathered.items() if key[2] == default for row in members},
     )
     if left_out:
         what = ", ".join(map(plain_line, left_out))
@@ -190,11 +195,11 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         hosts=tuple(dict.fromkeys(plain_line(rank.host) for w in ours for rank in w.ranks)),
         forms=describe_forms(key[1] for key in gathered if key[2] == default),
         cases=tuple(
-            msgspec.structs.replace(found[0].case, env=())
-            for key, found in gathered.items()
+            msgspec.structs.replace(members[0].case, env=())
+            for key, members in gathered.items()
             if key[2] == default
         ),
-        exported=_list_exported(pooled),
+        exported=exported,
     )
 
 
@@ -272,7 +277,8 @@ def explain_elsewhere(files: Sequence[RunFile]) -> str:
         settings = _list_own(file)
         facts, other_facts = (_list_facts(each, settings) for each in (file.run.environment, here))
         if differences := environment.find_differences(facts, other_facts, file.backends):
-            return f"run {file.run.id}: {environment.explain_differences(differences)}"
+            why = environment.explain_differences(differences)
+            return f"run {file.run.id} was measured elsewhere: {why}"
     return ""
 
 
@@ -335,12 +341,8 @@ def _find_default(table: Sequence[Row], name: str) -> str:
 def read_setting(row: Row, library: Library, known: Collection[str]) -> Setting:
     """The setting of a row, with the variables that bear on its collective; those that its run was
     started with count if they are ``known``, or a detail of a setting."""
-    case, pairing = row.case, row.run.pairing
-    variables = row.run.environment.get("variables") or {}
-    given = dict(case.env)
-    if pairing and (variant := _parse_variant(pairing.variant)):
-        given |= dict(variant.env)
-    exported = {name: str(value) for name, value in variables.items() if name not in given}
+    case = row.case
+    given, exported = _split_variables(row)
     given |= {name: value for name, value in exported.items() if name in known}
     env = library.reduce(case.collective, tuple(sorted(given.items())))
     details = {
@@ -351,15 +353,15 @@ def read_setting(row: Row, library: Library, known: Collection[str]) -> Setting:
     return Setting(backend=case.backend, algorithm=case.algorithm, env=env)
 
 
-def _list_exported(files: Sequence[RunFile]) -> Variables:
-    """The variables that runs were started with, but for those of a side."""
-    exported = {
-        (name, str(value))
-        for file in files
-        for name, value in (file.run.environment.get("variables") or {}).items()
-        if name not in dict(list_variant(file))
-    }
-    return tuple(sorted(exported))
+def _split_variables(row: Row) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables that the case or the side of a row sets, and the others that its run was
+    started with."""
+    pairing = row.run.pairing
+    given = dict(row.case.env)
+    if pairing and (variant := _parse_variant(pairing.variant)):
+        given |= dict(variant.env)
+    variables = row.run.environment.get("variables") or {}
+    return given, {name: str(value) for name, value in variables.items() if name not in given}
 
 
 def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> list[str]:

@@ -36,6 +36,7 @@ from collbench.features.advise.types import (
     Series,
     Setting,
     Unadvised,
+    describe_gain,
 )
 from collbench.records import paired
 from collbench.records.paired import Shift
@@ -594,7 +595,7 @@ def _explain_no_default(evidence: Evidence, cell: Cell) -> str:
     ]
     exported = [
         f"{name}={value}"
-        for name, value in evidence.exported
+        for name, value in sorted(evidence.exported.get(cell, ()))
         if settings and all(name in env for env in settings)
     ]
     if not exported:
@@ -647,8 +648,8 @@ def _explain_open(name: str, outcome: Outcome) -> str:
             f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
         )
     more = f"; about {format_count(outcome.lacking, 'more launch')} would decide"
-    may = f"{name} may save between {gain.lo:.0%} and {gain.hi:.0%} at {format_size(gain.nbytes)}"
-    return f"launches scatter too much: {may}" + more * bool(outcome.lacking)
+    what = f"{name}: {describe_gain(gain)} at {format_size(gain.nbytes)}"
+    return f"launches scatter too much: {what}" + more * bool(outcome.lacking)
 
 
 def _explain_few(contest: Contest) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from collbench.core.text import format_count, format_size, plain_line
-from collbench.features.advise.types import Advised, Cell, Gain, Series
+from collbench.features.advise.types import Advised, Cell, Gain, Series, describe_gain
 from collbench.show.document import Figure
 from collbench.show.figure_style import escape_plotly, round_finite
 
@@ -28,15 +27,10 @@ def select_rivals(advised: Advised) -> dict[Cell, dict[str, Gain]]:
     """What was tested, without gains that no interval bounds: those of a search, which are no
     evidence, as what it found was chosen for its luck, too."""
     tested = {
-        cell: {name: gain for name, gain in gains.items() if is_evidence(gain)}
+        cell: {name: gain for name, gain in gains.items() if gain.has_interval}
         for cell, gains in advised.rivals.items()
     }
     return {cell: gains for cell, gains in tested.items() if gains}
-
-
-def is_evidence(gain: Gain) -> bool:
-    """Whether a gain has an interval."""
-    return math.isfinite(gain.lo) and math.isfinite(gain.hi)
 
 
 def describe_series(series: Series) -> str:
@@ -45,19 +39,10 @@ def describe_series(series: Series) -> str:
     return f"{series.collective} on {format_count(series.n, 'rank')}{hosts}"
 
 
-def describe_gain(gain: Gain) -> str:
-    """A gain with its interval in words: 14% less time [9%, 18%]; without where it has none."""
-    way = "less" if gain.gain >= 0 else "more"
-    if not is_evidence(gain):
-        return f"{abs(gain.gain):.0%} {way} time"
-    ends = (gain.lo, gain.hi) if gain.gain >= 0 else (-gain.hi, -gain.lo)
-    return f"{abs(gain.gain):.0%} {way} time [{ends[0]:.0%}, {ends[1]:.0%}]"
-
-
 def is_sure(gain: Gain) -> bool:
     """Whether a setting is surely faster or slower at all, by however little."""
     is_other = gain.p <= SURE and (gain.lo > 0 or gain.hi < 0)
-    return is_evidence(gain) and is_other and not gain.doubt
+    return gain.has_interval and is_other and not gain.doubt
 
 
 def _draw_map(

@@ -7,6 +7,7 @@ more.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -58,6 +59,20 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     default: float
     setting: float
     doubt: str = ""  # "flagged throttled", "gave wrong data (64 KiB)"
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether launches bound the gain."""
+        return math.isfinite(self.lo) and math.isfinite(self.hi)
+
+
+def describe_gain(gain: Gain) -> str:
+    """A gain with its interval in words: 14% less time [9%, 18%]; without where it has none."""
+    way = "less" if gain.gain >= 0 else "more"
+    if not gain.has_interval:
+        return f"{abs(gain.gain):.0%} {way} time"
+    ends = (gain.lo, gain.hi) if gain.gain >= 0 else (-gain.hi, -gain.lo)
+    return f"{abs(gain.gain):.0%} {way} time [{ends[0]:.0%}, {ends[1]:.0%}]"
 
 
 class Crossing(NamedTuple):

@@ -24,12 +24,18 @@ from collbench.core.text import (
 )
 from collbench.features.advise.crossings import describe_crossing
 from collbench.features.advise.map import (
-    describe_gain,
     describe_series,
     draw_maps,
     select_rivals,
 )
-from collbench.features.advise.types import Advice, Advised, Crossing, Gain, Unadvised
+from collbench.features.advise.types import (
+    Advice,
+    Advised,
+    Crossing,
+    Gain,
+    Unadvised,
+    describe_gain,
+)
 from collbench.records.choice import describe_choice
 from collbench.show.document import (
     Block,

@@ -1,7 +1,7 @@
 """The calls of both forms on one rank, with the data that they give and must give back.
 
-Data are bytes drawn by rank, part and filling, so that nobody draws parts of others that it does
-not receive; sums of them wrap, and so are exact in any order.
+Data are bytes drawn by rank, part and filling, so that a rank draws only what it gives and what it
+receives. Sums of them wrap, and so are exact in any order.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def _coalesced(form: Form, place: Place, in_one: bool) -> Side:
                 single()
 
     def fill(filling: int) -> None:
-        for part, own in enumerate(send.chunk(parts, dim=1)):
-            own.copy_(torch.from_numpy(_draw_part(form, place, place.rank, filling, part)))
+        for part, block in enumerate(send.chunk(parts, dim=1)):
+            block.copy_(torch.from_numpy(_draw_part(form, place, place.rank, filling, part)))
         received.fill_(255)
         if name == "all_reduce":  # in place, as torch has it
             received.copy_(send)

@@ -120,3 +120,11 @@ def test_names() -> None:
     with pytest.raises(UsageError, match="unknown collective"):
         find_collective("all_produce")
     assert [premul_factor(r) for r in range(4)] == [1, 2, 1, 2]
+
+
+def test_an_error_in_an_item_does_not_end_the_outputs() -> None:
+    """Else fewer ranks would be judged than there are."""
+    row = find_collective("all_to_allv")
+    short = [[np.zeros(1), np.zeros(1)], [np.zeros(1)]]
+    with pytest.raises(IndexError):
+        list(row.result(short, SUM, 0))

@@ -429,7 +429,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
             "no setting was measured beside the default",
             "give a longer --budget, or fewer sizes, ranks or collectives",
         )
-    sizes = schedule.list_sizes(request.field, request.axes)
+    sizes = schedule.list_sizes(request.field, (request.axes,))
     named = propose.name_sizes(medians, sizes)
     choices = propose.name_sizes(screening.choices, sizes)
     nodes = screening.nodes
@@ -488,7 +488,7 @@ def verify_proposal(
         advised,
         schedule.VerifyRequest(
             format=request.format,
-            axes=request.axes,
+            sweeps=(request.axes,),
             command=request.command,
             policy=replace(request.policy, adds_as=_hears_order(request)),
             budget=max(1.0, round(seconds)),

@@ -81,7 +81,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     if not advised.rows:
         return Verified(advised, (), (), Exit.OK)
     proposed = (*advised.rows, *advised.fills)
-    sizes = list_sizes({row.series for row in proposed}, request.axes)
+    sizes = list_sizes({row.series for row in proposed}, request.sweeps)
     fitted = fit_budget(proposed, sizes, request)
     removed = [
         _skip_size(row.name, Cell(row.series, gain.nbytes), NO_TIME)
@@ -112,7 +112,7 @@ def _run_heads(
     results = []
     tests = sum(len(head.cells) for head in heads) if len(heads) > 1 else 0
     for head in heads:
-        outcome = Outcome(head, request, sizes, folder) if not code else None
+        outcome = Outcome(head, request, folder) if not code else None
         code = outcome.code if outcome else code
         found = _find(head, sizes, outcome, request.despite_oversubscription)
         terms = Terms(
@@ -290,7 +290,7 @@ def _vary(
             cells = tuple(fitted.cells)
             yield [Variation(tuple(used.items()), "as advised", advised.rows, cells)]
         return
-    (backend,) = request.axes.backends
+    (backend,) = request.sweeps[0].backends
     heads = split_heads(advised.rows, by_size=False)
     yield [
         Variation(

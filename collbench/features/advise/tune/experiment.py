@@ -15,7 +15,7 @@ from collbench.core.errors import CollbenchError, Exit, NoVerdict, RunBroken, Us
 from collbench.core.text import plain_line, print_message
 from collbench.features.advise.tune import keeping
 from collbench.features.advise.tune.keeping import Choices, Fault, Nodes
-from collbench.features.advise.tune.schedule import Sizes, VerifyRequest, make_suite, plan_rounds
+from collbench.features.advise.tune.schedule import VerifyRequest, make_suite, plan_rounds
 from collbench.features.advise.types import Advice, Cell
 from collbench.features.compare.ab import variants
 from collbench.features.compare.ab.experiment import Experiment
@@ -52,7 +52,7 @@ class Outcome:
     """One experiment, and what it came to: its comparison (None where nothing could be compared),
     the files of its two runs, the exit code of its ending, and what broke it, if so."""
 
-    def __init__(self, head: Variation, request: VerifyRequest, sizes: Sizes, folder: Path) -> None:
+    def __init__(self, head: Variation, request: VerifyRequest, folder: Path) -> None:
         self.comparison: Comparison | None = None
         self.files: tuple[RunFile, ...] = ()
         self.paths: list[Path] = []
@@ -63,7 +63,7 @@ class Outcome:
         policy = msgspec.structs.replace(
             request.policy, max_seconds=request.policy.max_seconds or schedule.case_seconds
         )
-        suite = make_suite(head.cells, sizes, msgspec.structs.replace(request, policy=policy))
+        suite = make_suite(head.cells, msgspec.structs.replace(request, policy=policy))
         sides: dict[SideName, Variant] = {
             "base": Variant(text=""),
             "head": Variant(

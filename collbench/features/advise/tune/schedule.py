@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from collbench.features.advise.evidence import find_form
 from collbench.features.advise.types import Advice, Cell, Series
 from collbench.features.compare.comparison import Rules
 from collbench.records import paired
 from collbench.run.launch.places import PlaceSource
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import FIELDS, Axes, Suite, default_mode
+from collbench.suite.sweep import Axes, Suite, default_mode
 
 ROUNDS = 12  # the fewest paired launches
 MIN_ROUNDS = 8  # where time is short
@@ -30,16 +32,16 @@ Sizes = Mapping[
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How an advice is verified. ``axes`` is the sweep that it comes from (make_axes makes it of
-    cases): its sizes are those among which two are neighbours, and each case is measured with its
+    """How an advice is verified. ``sweeps`` are those that it comes from (make_sweeps makes them of
+    cases): their sizes are those among which two are neighbours, and each case is measured with its
     backend, datatype, placement and mode. ``format`` is one of FORMATS. ``budget`` is in seconds:
     rounds and the time of a case follow from it, and rows that it has no time for are not
     verified. ``command`` is what a run keeps as its command line. ``folder`` is where the file lies
     while ranks read it, a private one where it is None: name one that all hosts see where
-    ``source`` gives places on several. ``forms``: in how many a size is measured (count_forms)."""
+    ``source`` gives places on several."""
 
     format: Any
-    axes: Axes
+    sweeps: tuple[Axes, ...]
     command: Sequence[str]
     policy: Policy = Policy()
     budget: float = 300.0
@@ -51,7 +53,6 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     source: PlaceSource | None = None
     folder: Path | None = None
-    forms: int = 1
 
 
 class Schedule(NamedTuple):
@@ -73,46 +74,65 @@ class Fitting(NamedTuple):
     unchecked: int
 
 
-def make_axes(cases: Iterable[Case]) -> Axes:
-    """The sweep of measured cases: all collectives, sizes, ranks and forms (datatypes, in place)
-    among them, with groups and alignment as the first has them."""
-    every = list(cases)
-    values: dict[str, Any] = {
-        axis: tuple(dict.fromkeys(getattr(case, field) for case in every))
-        for axis, field in FIELDS.items()
-    }
-    usual = all(case.mode == default_mode(case.backend, case.world) for case in every)
-    values |= {
-        "sizes": tuple(sorted(values["sizes"])),
-        "ranks": tuple(sorted({case.world for case in every})),
-        "backends": values["backends"][:1],
-        "modes": () if usual else values["modes"],
-        "envs": ((),),
-        "algorithms": ("native",),
-        "groups": every[0].groups,
-        "align": every[0].align,
-    }
-    return Axes(**values)
+def make_sweeps(cases: Iterable[Case]) -> tuple[Axes, ...]:
+    """The sweeps of exactly these cases: one for each form (datatype, placement) in which a
+    collective was measured on so many ranks."""
+    alike: dict[Any, list[Case]] = {}
+    for case in cases:
+        alike.setdefault((case.collective, case.n, find_form(case)), []).append(case)
+    return tuple(map(_make_sweep, alike.values()))
 
 
-def count_forms(axes: Axes) -> int:
+def _make_sweep(cases: Sequence[Case]) -> Axes:
+    """The sweep of cases that differ in size alone."""
+    case = cases[0]
+    is_usual = case.mode == default_mode(case.backend, case.n)
+    return Axes(
+        collectives=(case.collective,),
+        sizes=tuple(sorted({each.nbytes for each in cases})),
+        ranks=(case.n,),
+        backends=(case.backend,),
+        dtypes=(case.dtype,),
+        ops=(case.op,),
+        roots=(case.root,),
+        in_place=(case.in_place,),
+        modes=() if is_usual else (case.mode,),
+        arrivals=(case.arrival,) if case.arrival else (),
+        splits=(case.splits,),
+        backgrounds=(case.background,),
+        align=case.align,
+    )
+
+
+@lru_cache(maxsize=8)
+def count_forms(sweeps: tuple[Axes, ...]) -> int:
     """In how many forms (datatypes, placements, roots) a size is measured at most."""
-    cases, _ = Suite(name="tune", axes=axes).expand()
-    forms = Counter((case.collective, case.world, case.nbytes) for case in cases)
+    cases, _ = Suite(name="tune", axes=sweeps[0], includes=sweeps[1:]).expand()
+    forms = Counter((case.collective, case.n, case.nbytes) for case in cases)
     return max(forms.values(), default=1)
 
 
-def list_sizes(series: Iterable[Series], axes: Axes) -> Sizes:
+def list_sizes(series: Iterable[Series], sweeps: Sequence[Axes]) -> Sizes:
     """The swept sizes of each series, by the bytes that its calls send: blocks need not divide what
     the sweep asks for."""
     sizes: dict[Series, dict[int, int]] = {}
     for each in series:
-        cases, _ = Suite(name="tune", axes=_narrow_axes(axes, each, axes.sizes)).expand()
         by_size: dict[int, int] = {}
-        for case in sorted(cases, key=lambda case: case.nbytes):
-            by_size.setdefault(case.size, case.nbytes)
-        sizes[each] = by_size
+        for axes in sweeps:
+            by_size = _list_swept(each, axes) | by_size
+        sizes[each] = dict(sorted(by_size.items()))
     return sizes
+
+
+def _list_swept(series: Series, axes: Axes) -> dict[int, int]:
+    """The sizes of a series in one sweep, as list_sizes has them."""
+    if series.collective not in axes.collectives or series.n not in axes.ranks:
+        return {}
+    cases, _ = Suite(name="tune", axes=_narrow_axes(axes, series, axes.sizes)).expand()
+    by_size: dict[int, int] = {}
+    for case in sorted(cases, key=lambda case: case.nbytes):
+        by_size.setdefault(case.size, case.nbytes)
+    return by_size
 
 
 def _narrow_axes(axes: Axes, series: Series, sizes: Sequence[int]) -> Axes:
@@ -126,15 +146,18 @@ def _narrow_axes(axes: Axes, series: Series, sizes: Sequence[int]) -> Axes:
     )
 
 
-def make_suite(cells: Sequence[Cell], sizes: Sizes, request: VerifyRequest) -> Suite:
-    """The suite of exactly these cells, each series a sweep of its own."""
-    sizes_by_series: dict[Series, list[int]] = {}
+def make_suite(cells: Sequence[Cell], request: VerifyRequest) -> Suite:
+    """The suite of exactly these cells, each series in each form a sweep of its own."""
+    sizes_by_series: dict[Series, set[int]] = {}
     for cell in cells:
-        asked = sizes.get(cell.series, {}).get(cell.nbytes, cell.nbytes)
-        sizes_by_series.setdefault(cell.series, []).append(asked)
-    first, *others = (
-        _narrow_axes(request.axes, series, swept) for series, swept in sizes_by_series.items()
-    )
+        sizes_by_series.setdefault(cell.series, set()).add(cell.nbytes)
+    narrowed: list[Axes] = []
+    for series, sizes in sizes_by_series.items():
+        for axes in request.sweeps:
+            swept = _list_swept(series, axes)
+            if asked := [swept[size] for size in swept if size in sizes]:
+                narrowed.append(_narrow_axes(axes, series, asked))
+    first, *others = narrowed
     return Suite(name="tune", axes=first, includes=tuple(others), policy=request.policy)
 
 
@@ -143,7 +166,8 @@ def plan_rounds(request: VerifyRequest, cell_count: int, world_count: int, heads
     and then as long cases, as more launches tell more. What is left over goes to rows without a
     verdict in any case."""
     budget = request.budget / heads
-    case_count = cell_count * request.forms
+    forms = count_forms(request.sweeps)
+    case_count = cell_count * forms
     for fewest in (ROUNDS, MIN_ROUNDS):
         rounds = max(fewest, paired.fewest_rounds(heads * case_count))
         launches = 2 * (rounds + 1)  # of both sides, with the pilot
@@ -151,7 +175,7 @@ def plan_rounds(request: VerifyRequest, cell_count: int, world_count: int, heads
         room = left / (launches * max(1, case_count)) - request.fixed_seconds
         if room >= MIN_SECONDS:
             break
-    cell = launches * request.forms * (request.fixed_seconds + MIN_SECONDS)
+    cell = launches * forms * (request.fixed_seconds + MIN_SECONDS)
     seconds = min(MAX_SECONDS, max(MIN_SECONDS, room))
     return Schedule(rounds, seconds, max(0, int(left / cell)))
 

@@ -405,10 +405,10 @@ class Experiment:
                 jobs = matching.fix_counts(row.jobs, list(ran.values()), self._order.piloted)
                 rows.append(row._replace(jobs=jobs))
             else:
-                for name, found in records.items():
-                    siblings = [case for case in row.jobs[name].case.siblings if case in found]
+                for name, by_case in records.items():
+                    siblings = [case for case in row.jobs[name].case.siblings if case in by_case]
                     for case in siblings:
-                        self._sides[name].keep(msgspec.structs.replace(found[case], world=-1))
+                        self._sides[name].keep(msgspec.structs.replace(by_case[case], world=-1))
         outcomes = [record for name in SIDES for record in records[name].values()]
         if not rows and all(record.status != "wrong" for record in outcomes):
             raise plan.nothing_runs([record.note for record in outcomes if record.status != "ok"])

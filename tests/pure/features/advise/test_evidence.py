@@ -136,6 +136,15 @@ def test_a_variable_that_was_exported_is_a_setting_too() -> None:
     assert why == "the library's own choice was not measured"
 
 
+@pytest.mark.parametrize("envs", [{TREE: 0.8}, {RING: 0.8, TREE: 0.9}])
+def test_an_exported_variable_that_the_run_sets_itself_is_not_to_blame(envs: Any) -> None:
+    """Without the export no launch would leave the choice to the library either."""
+    facts = {**ENVIRONMENT, "variables": {ALGORITHM: "ring"}}
+    evidence = gather_evidence([swept(envs, environment=facts)], Terms())
+    (why,) = {each.why for each in judge_evidence(evidence).unadvised}
+    assert why == "the library's own choice was not measured"
+
+
 def test_what_is_exported_beside_an_algorithm_is_part_of_the_setting() -> None:
     """A file that leaves the segments out would be of a setting that was never measured."""
     facts = {**ENVIRONMENT, "variables": {SEGMENT: "8"}}
@@ -163,7 +172,7 @@ def test_cases_are_of_all_forms_of_the_default() -> None:
     assert {(case.dtype, case.nbytes, case.env) for case in found.cases} == {
         (dtype, size, ()) for dtype in ("float", "half") for size in SIZES
     }
-    assert schedule.count_forms(schedule.make_axes(found.cases)) == 2
+    assert schedule.count_forms(schedule.make_sweeps(found.cases)) == 2
 
 
 def test_what_was_exported_beside_settings_is_told() -> None:

@@ -12,8 +12,8 @@ from advising import SERIES, SIZES, gather, sweep
 
 from collbench.core.errors import Exit
 from collbench.features.advise.judgement import judge_evidence
-from collbench.features.advise.map import describe_gain, draw_maps
-from collbench.features.advise.types import Advised, Cell, Gain, Unadvised
+from collbench.features.advise.map import draw_maps
+from collbench.features.advise.types import Advised, Cell, Gain, Unadvised, describe_gain
 from collbench.features.advise.view import (
     Extras,
     Written,

@@ -26,12 +26,15 @@ from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series,
 from collbench.features.compare.comparison import Rules
 from collbench.features.compare.verdict import Judged, Side
 from collbench.records.types import Choice, Pairing, RunFile
-from collbench.suite.sweep import Axes
+from collbench.suite.sweep import Axes, Suite
 from tests import factories
 
 SIZES = (1024, 4096, 16384, 65536, 262144)
 SERIES = Series("all_reduce", 2, 1)
-AXES = Axes(collectives=("all_reduce",), sizes=SIZES, ranks=(2,), backends=("mpi",))
+AXES = Axes(
+    **{"collectives": ("all_reduce",), "sizes": SIZES, "ranks": (2,)},
+    **{"backends": ("mpi",), "in_place": (False,)},
+)
 BROADCAST = SERIES._replace(collective="broadcast")
 BOTH = msgspec.structs.replace(AXES, collectives=("all_reduce", "broadcast"))
 CHAIN = (
@@ -45,7 +48,7 @@ RING = (
 
 
 def request(**fields: Any) -> VerifyRequest:
-    given = {"format": OPENMPI[0], "axes": AXES, "command": ["collbench"], **fields}
+    given = {"format": OPENMPI[0], "sweeps": (AXES,), "command": ["collbench"], **fields}
     return VerifyRequest(**given)
 
 
@@ -120,9 +123,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
         **choices: Any,
     ) -> list[Variation]:
         class Pretended:
-            def __init__(
-                self, head: Variation, request: VerifyRequest, sizes: Any, folder: Path
-            ) -> None:
+            def __init__(self, head: Variation, request: VerifyRequest, folder: Path) -> None:
                 asked.append(head)
                 read.append([Path(value).is_file() for _, value in head.env if "/" in value])
                 rows = [
@@ -205,7 +206,7 @@ def test_words_are_verified_by_setting_over_all_sizes(pretend: Any) -> None:
     asked = pretend(dict.fromkeys(SIZES[1:3], -0.1))
     broadcast = row(*SIZES[2:4], series=SERIES._replace(collective="broadcast"), env=(("X", "2"),))
     both = advised(row(*SIZES[1:3], env=(("X", "1"),)), broadcast)
-    verified = confirm.verify_advice(both, request(format=WORDS[0]))
+    verified = confirm.verify_advice(both, request(format=WORDS[0], sweeps=(BOTH,)))
     assert [head.env for head in asked] == [(("X", "1"),), (("X", "2"),)]
     assert [len(head.cells) for head in asked] == [5, 5]
     assert [each.series.collective for each in verified.advised.rows] == ["all_reduce"]
@@ -223,7 +224,7 @@ def test_a_setting_in_words_that_slows_another_size_goes(pretend: Any) -> None:
 def test_rows_that_the_budget_has_no_time_for_are_told(pretend: Any) -> None:
     asked = pretend(dict.fromkeys(SIZES, -0.1))
     rows = [row(*SIZES[:2], gain=0.1), row(*SIZES[3:], gain=0.3, series=BROADCAST, env=CHAIN)]
-    short = request(budget=100.0, start_seconds=2.0, fixed_seconds=0.5, axes=BOTH)
+    short = request(budget=100.0, start_seconds=2.0, fixed_seconds=0.5, sweeps=(BOTH,))
     verified = confirm.verify_advice(advised(*rows), short)
     assert sizes_of(asked[0].rows) == [[*SIZES[3:]]]  # which promises more
     assert {cell.series for cell in asked[0].cells} == {BROADCAST} and len(asked[0].cells) == 5
@@ -270,7 +271,7 @@ def test_wrong_data_with_the_file_are_named_and_have_their_exit_code(pretend: An
     wrong = {Cell(SERIES, SIZES[0]): Fault("wrong", "5 of 16 elements")}
     pretend(dict.fromkeys(SIZES, -0.1), faults=wrong)
     other = row(*SIZES[:2], series=BROADCAST, env=CHAIN)
-    verified = confirm.verify_advice(advised(row(*SIZES[3:]), other), request(axes=BOTH))
+    verified = confirm.verify_advice(advised(row(*SIZES[3:]), other), request(sweeps=(BOTH,)))
     assert verified.code == Exit.WRONG_DATA
     assert "all_reduce" in verified.wrong and "gives wrong data" in verified.wrong
     assert [each.series.collective for each in verified.advised.rows] == ["broadcast"]
@@ -365,7 +366,10 @@ def test_more_time_buys_rounds_and_then_longer_cases() -> None:
 
 
 def test_a_cell_of_two_forms_is_planned_as_two() -> None:
-    two = schedule.plan_rounds(request(budget=600.0, forms=2), 10, 2, heads=1)
+    placed = msgspec.structs.replace(AXES, in_place=(False, True))
+    for sweeps in ((placed,), (AXES, msgspec.structs.replace(AXES, in_place=(True,)))):
+        assert schedule.count_forms(sweeps) == 2
+    two = schedule.plan_rounds(request(budget=600.0, sweeps=(placed,)), 10, 2, heads=1)
     one = schedule.plan_rounds(request(budget=600.0), 20, 2, heads=1)
     assert (two.rounds, two.case_seconds) == (one.rounds, one.case_seconds)
     assert two.max_cells == one.max_cells // 2
@@ -380,24 +384,41 @@ def test_many_cells_take_as_many_rounds_as_bonferroni_needs() -> None:
 
 def test_the_suite_has_exactly_the_cells() -> None:
     cells = [Cell(SERIES, 1024), Cell(SERIES._replace(n=4), 4096), Cell(SERIES, 16384)]
-    axes = msgspec.structs.replace(AXES, in_place=(False,), ranks=(2, 4))
-    cases, skips = schedule.make_suite(cells, {}, request(axes=axes)).expand()
+    axes = msgspec.structs.replace(AXES, ranks=(2, 4))
+    cases, skips = schedule.make_suite(cells, request(sweeps=(axes,))).expand()
     assert not skips
     assert sorted((case.n, case.nbytes) for case in cases) == [(2, 1024), (2, 16384), (4, 4096)]
 
 
-def test_a_sweep_is_made_of_its_cases() -> None:
-    cases = [
-        factories.case(size, name, n=n, backend="mpi", in_place=in_place, mode="host")
-        for size in (64, 8)
-        for name in ("all_reduce", "broadcast")
-        for n in (4, 2)
-        for in_place in (False, True)
+def test_sweeps_are_of_exactly_their_cases() -> None:
+    """A form of one collective, of one placement, or at one size is not measured for others."""
+    forms: list[dict[str, Any]] = [
+        {"collective": "all_reduce", "dtype": "float", "mode": "host"},
+        {"collective": "all_reduce", "dtype": "half", "in_place": True, "mode": "streaming"},
+        {"collective": "all_gather", "op": "none", "root": -1, "align": 4},
+        {"collective": "broadcast", "op": "none", "root": 1, "arrival": "one-late:100us"},
     ]
-    axes = schedule.make_axes(cases)
-    assert (axes.sizes, axes.ranks, axes.backends) == ((8, 64), (2, 4), ("mpi",))
-    assert axes.collectives == ("all_reduce", "broadcast")
-    assert (axes.in_place, axes.modes, axes.envs) == ((False, True), ("host",), ((),))
+    cases = [
+        factories.case(size, n=n, backend="mpi", **form)
+        for form in forms
+        for n in (4, 2)
+        for size in (65536, 1024)
+    ]
+    cases.append(factories.case(256, n=2, backend="mpi", **forms[1]))
+    sweeps = schedule.make_sweeps(cases)
+    suite = Suite(name="x", axes=sweeps[0], includes=sweeps[1:])
+    expanded, skips = suite.expand()
+    assert not skips
+    assert {case.key for case in expanded} == {case.key for case in cases}
+    assert len(expanded) == len(cases) and schedule.count_forms(sweeps) == 2
+    cells = [Cell(SERIES, 256), Cell(SERIES, 1024), Cell(BROADCAST, 1024)]
+    measured, _ = schedule.make_suite(cells, request(sweeps=sweeps)).expand()
+    assert {case.key for case in measured} == {
+        case.key
+        for case in cases
+        if case.n == 2 and case.nbytes <= 1024 and case.collective != "all_gather"
+    }
+    assert [*list_sizes([SERIES], sweeps)[SERIES]] == [256, 1024, 65536]
 
 
 def test_the_map_has_what_fresh_launches_measured(pretend: Any) -> None:
@@ -446,15 +467,14 @@ def test_sizes_are_those_that_calls_send() -> None:
     axes = msgspec.structs.replace(
         AXES, collectives=("all_gather",), sizes=(64, 256), ranks=(3,), in_place=(False,)
     )
-    sizes = list_sizes([series], axes)
-    assert sizes == {series: {60: 64, 252: 256}}
-    suite = schedule.make_suite([Cell(series, 60)], sizes, request(axes=axes))
+    assert list_sizes([series], (axes,)) == {series: {60: 64, 252: 256}}
+    suite = schedule.make_suite([Cell(series, 60)], request(sweeps=(axes,)))
     assert [case.nbytes for case in suite.expand()[0]] == [64]
 
 
 def test_one_slow_start_does_not_drop_words_that_fit() -> None:
     rows = [row(*SIZES[:2], env=(("X", str(value)),)) for value in range(3)]
-    sizes = list_sizes([SERIES], AXES)
+    sizes = list_sizes([SERIES], (AXES,))
     form = WORDS[0]
     long = schedule.fit_budget(rows, sizes, request(format=form, budget=1e4))
     assert len(long.rows) == 3 and not long.others

@@ -301,7 +301,7 @@ def test_a_collective_without_a_setting_is_measured_where_the_file_needs_it(
     assert {name for joint in joining.join_settings(library, field) for name in joint.sizes} == {
         *("all_reduce", "all_gather", "reduce_scatter")
     }
-    swept = schedule.list_sizes(field, axes)
+    swept = schedule.list_sizes(field, (axes,))
     heard = {
         Cell(each, size): {(): Choice(algorithm="Ring", protocol="Simple" if at else "LL")}
         for each, by_size in swept.items()
