@@ -472,6 +472,29 @@ def test_fresh_launches_with_other_software_confirm_nothing(
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint" and "kernel" in err
 
 
+@pytest.mark.parametrize(("now", "is_kept"), [(10_000, True), (100_000, False)])
+def test_fresh_launches_count_where_the_host_is_as_in_the_nights_last_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None, now: int, is_kept: bool
+) -> None:
+    """Whatever changed between the night's own runs."""
+
+    def run_at(name: str, mbps: int, started: str) -> RunFile:
+        nics = {"eth0": {"driver": "mlx5_core", "mbps": mbps}}
+        facts = {**ENVIRONMENT, "host": "node0", "nics": nics}
+        return night(rows=ROWS[2:3], name=name, started=started, environment=facts)
+
+    def launch(run: Any, wanted: Sequence[Case], path: Path, seconds: float | None) -> None:
+        saved(run_at("fresh", now, "2026-01-02T05:00:00+00:00"), home).rename(path)
+
+    monkeypatch.setattr(health, "launch_cases", launch)
+    files = [
+        run_at("before", 100_000, "2026-01-02T03:00:00+00:00"),
+        run_at("after", 10_000, "2026-01-02T04:00:00+00:00"),
+    ]
+    fresh = health.measure_again(files, None, [ROW])
+    assert [file.run.id for file in fresh.files] == ["fresh"] * is_kept
+
+
 def test_interrupted_launches_are_no_verdict(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None
 ) -> None:

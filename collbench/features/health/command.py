@@ -592,7 +592,8 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
         print_message(f"measuring again: {e.message}")
     fresh = [run_file.read_digest(path)] if path.is_file() else []
-    changes = [change.difference for change in find_changes([*files, *fresh])]
+    last = max(files, key=lambda file: file.run.started)
+    changes = [change.difference for change in find_changes([last, *fresh])]
     if why := explain_trouble([*files, *fresh]) or environment.explain_differences(changes):
         print_message(f"measuring again: {why}")
         return Night([])

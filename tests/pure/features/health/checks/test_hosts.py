@@ -432,9 +432,20 @@ def with_port(rate: str, **facts: Any) -> dict[str, Any]:
     return of_node(rdma={"mlx5_0:1": port | facts})
 
 
-def with_gpus(*links: int) -> dict[str, Any]:
-    devices = [{"name": "Fast GPU", "nvlinks": count, "power_limit": 700} for count in links]
+def with_gpus(*links: int, **facts: Any) -> dict[str, Any]:
+    device = {"name": "Fast GPU", "power_limit": 700, "mig": [0, 0]} | facts
+    devices = [device | {"nvlinks": count} for count in links]
     return of_node(gpus={"driver": "570", "devices": devices})
+
+
+def with_gpus_on(*nodes: int) -> dict[str, Any]:
+    """GPUs by the NUMA nodes that they are on."""
+    devices = [{"name": "Fast GPU", "numa": node} for node in nodes]
+    return of_node(gpus={"driver": "570", "devices": devices})
+
+
+def with_card(**facts: Any) -> dict[str, Any]:
+    return of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 100_000, "mtu": 9000} | facts})
 
 
 def night_of_runs(*environments: dict[str, Any], **fields: Any) -> list[RunFile]:
@@ -460,11 +471,8 @@ def night_of_runs(*environments: dict[str, Any], **fields: Any) -> list[RunFile]
         (with_port(NDR), of_node(), "rdma.mlx5_0:1.firmware 28.39 -> absent"),
         (with_gpus(18, 18), with_gpus(18, 17), "gpus.devices.1.nvlinks 18 -> 17"),
         (with_gpus(18, 18), with_gpus(18), "gpus.devices.1.name Fast GPU -> absent"),
-        (
-            of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 100_000}}),
-            of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 10_000}}),
-            "nics.eth0.mbps 100000 -> 10000",
-        ),
+        (with_gpus_on(0, 0, 1), with_gpus_on(0, 1), "gpus.devices.1.numa 0 -> 1"),
+        (with_card(), with_card(mbps=10_000), "nics.eth0.mbps 100000 -> 10000"),
     ],
 )
 def test_what_a_host_loses_between_two_runs_is_said_of_it(
@@ -511,6 +519,9 @@ def test_another_host_that_loses_a_port_is_named() -> None:
     [
         (with_port(NDR), with_port(NDR, firmware="28.41")),
         (with_gpus(18), with_gpus(18) | {"variables": {"NCCL_ALGO": "Ring"}}),
+        (with_gpus(18), with_gpus(18, power_limit=500)),
+        (with_gpus(18), with_gpus(18, mig=[1, 0])),
+        (with_card(), with_card(mtu=1500)),
         (with_port(NDR), with_port(SDR) | {"host": "node1"}),
     ],
 )
