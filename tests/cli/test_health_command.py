@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, SUITE, night, nightly, ranks, saved
+from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
 from forked import Server
 
 from collbench.cli import main as commands
@@ -30,7 +30,7 @@ from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import run_file
-from collbench.records.types import RunFile
+from collbench.records.types import RunFile, World
 from collbench.suite.case import Case
 
 ROWS = [
@@ -679,7 +679,28 @@ def test_a_host_without_a_night_of_its_own_judges_the_last_of_others(
     kept_today(home, "20260102-other", "another")
     _, out, err = said("--no-history", "--format", "json")
     assert json.loads(out)["runs"] == ["20260102-other"]
-    assert err.endswith("is saved: this is about 20260102-other, of another\n")
+    assert err.endswith(
+        f"no night of {environment.host_name()} in the last 30 days is saved: this is about"
+        " 20260102-other, of another\n"
+    )
+
+
+def test_a_night_of_several_numbers_of_ranks_is_of_the_hosts_of_all_of_them(
+    said: Said, home: Path
+) -> None:
+    """Where the smallest has all of its ranks on the first host."""
+    suite = replace(NIGHTLY, axes=replace(NIGHTLY.axes, ranks=(2, 4)))
+    started = datetime.now(UTC).isoformat()
+    made = night(rows=ROWS, name="20260101-both", suite=suite, started=started)
+    hosts = ["another", "another", environment.host_name(), environment.host_name()]
+    worlds = [
+        replace(world, n=n, ranks=ranks(hosts[:n]))
+        for world, n in zip(made.worlds, (2, 4, 2), strict=True)
+    ]
+    saved(replace(made, worlds=worlds), home)
+    kept_today(home, "20260102-other", "another")
+    _, out, _ = said("--no-history", "--format", "json")
+    assert json.loads(out)["runs"] == ["20260101-both"]
 
 
 def test_only_as_many_runs_are_read_as_are_needed_to_find_the_own_one(
@@ -687,13 +708,17 @@ def test_only_as_many_runs_are_read_as_are_needed_to_find_the_own_one(
 ) -> None:
     for number in range(5):
         kept_today(home, f"2026010{number}-night", environment.host_name())
-    read: list[Path] = []
-    first = run_file.read_first_world
-    monkeypatch.setattr(
-        run_file, "read_first_world", lambda path: (read.append(path), first(path))[1]
-    )
+    read: list[tuple[str, int]] = []
+    read_worlds = run_file.read_worlds
+
+    def count(path: Path, number: int) -> list[World]:
+        worlds = read_worlds(path, number)
+        read.append((path.stem, len(worlds)))
+        return worlds
+
+    monkeypatch.setattr(run_file, "read_worlds", count)
     said("--no-history")
-    assert [path.stem for path in read] == ["20260104-night"]
+    assert read == [("20260104-night", 1)]
 
 
 def test_where_there_is_no_night_the_last_run_is_judged_and_that_is_told(
