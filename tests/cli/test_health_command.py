@@ -279,8 +279,19 @@ def test_without_another_night_one_that_is_running_gives_no_verdict(said: Said, 
     with running(home / "runs" / "20260102-night.jsonl"):
         code, out, err = said()
         assert (code, out) == (Exit.NO_VERDICT, "")
-        assert "20260102-night is still running" in err
+        assert "20260102-night is still running" in err and "no other night is saved" in err
         assert said("--nagios")[1].startswith("COLLBENCH UNKNOWN - 20260102-night is still")
+
+
+def test_without_another_night_of_this_host_one_that_is_running_gives_no_verdict(
+    said: Said, home: Path
+) -> None:
+    kept_today(home, "20260101-other", "another")
+    kept_today(home, "20260102-night", environment.host_name())
+    with running(home / "runs" / "20260102-night.jsonl"):
+        code, _, err = said()
+    which = f"no other night of {environment.host_name()} in the last 30 days is saved"
+    assert code == Exit.NO_VERDICT and which in err
 
 
 def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(

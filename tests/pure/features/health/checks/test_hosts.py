@@ -280,6 +280,16 @@ def test_each_gpu_of_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch)
     assert len(looked_up) == 3 * 4
 
 
+def test_gpus_of_two_models_are_two_where_no_rank_names_them() -> None:
+    def change(made: Record) -> Record:
+        gpu = GpuState(index=0, name="A" if made.case == ROW else "B", ecc=int(made.case == ROW))
+        return replace(made, world=99, gpus=[gpu])
+
+    assert blamed(judged(change, worlds=GPUS), "gpus") == [("critical", "gpu", "GPU 0, A")]
+    (note,) = (each.note for each in judged(change, worlds=GPUS).checks if each.check == "gpus")
+    assert note.startswith("2 GPUs watched")
+
+
 def test_the_host_that_is_not_like_the_others_is_named() -> None:
     facts = [{"cpu.governor": "performance"}] * 3 + [{"cpu.governor": "powersave"}]
     hosts = [
@@ -482,6 +492,7 @@ def test_what_a_host_loses_between_two_runs_is_said_of_it(
     assert verdict.state == "unhealthy" and words in verdict.summary
     assert blamed(verdict, "alike") == [("warning", "host", "node0")]
     assert len(verdict.findings) == 1 and verdict.findings[0].evidence[0].run == "run2"
+    assert verdict.findings[0].advice.endswith("not held against earlier nights together")
     assert list_blamed(verdict) == []  # it may be a switch's
 
 
