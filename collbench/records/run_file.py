@@ -327,16 +327,20 @@ def read_run(path: Path) -> Run:
 
 
 @guard_reading()
-def read_first_world(path: Path) -> World | None:
-    """The first process group of a run's file, None where none was formed. Raises UsageError."""
+def read_worlds(path: Path, ranks: int) -> list[World]:
+    """The process groups of a run's file up to the first of so many ``ranks``, after which nothing
+    is read. Raises UsageError."""
+    worlds: list[World] = []
     with path.open("rb") as f:
         for number, line in read_bounded(path, f):
             if line.startswith(WORLD) and line.endswith(b"\n"):
                 try:
-                    return msgspec.json.decode(line, type=World)
+                    worlds.append(msgspec.json.decode(line, type=World))
                 except (msgspec.DecodeError, RecursionError) as e:
                     raise unreadable_error(path, number, line, e) from e
-    return None
+                if worlds[-1].n >= ranks:
+                    break
+    return worlds
 
 
 def unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:

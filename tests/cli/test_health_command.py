@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, SUITE, night, nightly, ranks, saved
+from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
 from forked import Server
 
 from collbench.cli import main as commands
@@ -30,7 +30,7 @@ from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import run_file
-from collbench.records.types import RunFile
+from collbench.records.types import RunFile, World
 from collbench.suite.case import Case
 
 ROWS = [
@@ -279,8 +279,19 @@ def test_without_another_night_one_that_is_running_gives_no_verdict(said: Said, 
     with running(home / "runs" / "20260102-night.jsonl"):
         code, out, err = said()
         assert (code, out) == (Exit.NO_VERDICT, "")
-        assert "20260102-night is still running" in err
+        assert "20260102-night is still running" in err and "no other night is saved" in err
         assert said("--nagios")[1].startswith("COLLBENCH UNKNOWN - 20260102-night is still")
+
+
+def test_without_another_night_of_this_host_one_that_is_running_gives_no_verdict(
+    said: Said, home: Path
+) -> None:
+    kept_today(home, "20260101-other", "another")
+    kept_today(home, "20260102-night", environment.host_name())
+    with running(home / "runs" / "20260102-night.jsonl"):
+        code, _, err = said()
+    which = f"no other night of {environment.host_name()} in the last 30 days is saved"
+    assert code == Exit.NO_VERDICT and which in err
 
 
 def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(
@@ -472,6 +483,29 @@ def test_fresh_launches_with_other_software_confirm_nothing(
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint" and "kernel" in err
 
 
+@pytest.mark.parametrize(("now", "is_kept"), [(10_000, True), (100_000, False)])
+def test_fresh_launches_count_where_the_host_is_as_in_the_nights_last_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None, now: int, is_kept: bool
+) -> None:
+    """Whatever changed between the night's own runs."""
+
+    def run_at(name: str, mbps: int, started: str) -> RunFile:
+        nics = {"eth0": {"driver": "mlx5_core", "mbps": mbps}}
+        facts = {**ENVIRONMENT, "host": "node0", "nics": nics}
+        return night(rows=ROWS[2:3], name=name, started=started, environment=facts)
+
+    def launch(run: Any, wanted: Sequence[Case], path: Path, seconds: float | None) -> None:
+        saved(run_at("fresh", now, "2026-01-02T05:00:00+00:00"), home).rename(path)
+
+    monkeypatch.setattr(health, "launch_cases", launch)
+    files = [
+        run_at("before", 100_000, "2026-01-02T03:00:00+00:00"),
+        run_at("after", 10_000, "2026-01-02T04:00:00+00:00"),
+    ]
+    fresh = health.measure_again(files, None, [ROW])
+    assert [file.run.id for file in fresh.files] == ["fresh"] * is_kept
+
+
 def test_interrupted_launches_are_no_verdict(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None
 ) -> None:
@@ -656,7 +690,28 @@ def test_a_host_without_a_night_of_its_own_judges_the_last_of_others(
     kept_today(home, "20260102-other", "another")
     _, out, err = said("--no-history", "--format", "json")
     assert json.loads(out)["runs"] == ["20260102-other"]
-    assert err.endswith("is saved: this is about 20260102-other, of another\n")
+    assert err.endswith(
+        f"no night of {environment.host_name()} in the last 30 days is saved: this is about"
+        " 20260102-other, of another\n"
+    )
+
+
+def test_a_night_of_several_numbers_of_ranks_is_of_the_hosts_of_all_of_them(
+    said: Said, home: Path
+) -> None:
+    """Where the smallest has all of its ranks on the first host."""
+    suite = replace(NIGHTLY, axes=replace(NIGHTLY.axes, ranks=(2, 4)))
+    started = datetime.now(UTC).isoformat()
+    made = night(rows=ROWS, name="20260101-both", suite=suite, started=started)
+    hosts = ["another", "another", environment.host_name(), environment.host_name()]
+    worlds = [
+        replace(world, n=n, ranks=ranks(hosts[:n]))
+        for world, n in zip(made.worlds, (2, 4, 2), strict=True)
+    ]
+    saved(replace(made, worlds=worlds), home)
+    kept_today(home, "20260102-other", "another")
+    _, out, _ = said("--no-history", "--format", "json")
+    assert json.loads(out)["runs"] == ["20260101-both"]
 
 
 def test_only_as_many_runs_are_read_as_are_needed_to_find_the_own_one(
@@ -664,13 +719,17 @@ def test_only_as_many_runs_are_read_as_are_needed_to_find_the_own_one(
 ) -> None:
     for number in range(5):
         kept_today(home, f"2026010{number}-night", environment.host_name())
-    read: list[Path] = []
-    first = run_file.read_first_world
-    monkeypatch.setattr(
-        run_file, "read_first_world", lambda path: (read.append(path), first(path))[1]
-    )
+    read: list[tuple[str, int]] = []
+    read_worlds = run_file.read_worlds
+
+    def count(path: Path, number: int) -> list[World]:
+        worlds = read_worlds(path, number)
+        read.append((path.stem, len(worlds)))
+        return worlds
+
+    monkeypatch.setattr(run_file, "read_worlds", count)
     said("--no-history")
-    assert [path.stem for path in read] == ["20260104-night"]
+    assert read == [("20260104-night", 1)]
 
 
 def test_where_there_is_no_night_the_last_run_is_judged_and_that_is_told(

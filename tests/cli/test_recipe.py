@@ -298,15 +298,29 @@ def test_a_reason_with_control_characters_stays_one_line(
     assert reason.isprintable() and len(reason) < 270
 
 
-@pytest.mark.parametrize("ended", ["2026-01-02T03:04:05+00:00", "", "yesterday"])
+OLD = "2026-01-02T03:04:05+00:00"
+TIMELESS = "drain: the verdict does not say when the runs ended"
+
+
+@pytest.mark.parametrize(
+    ("ended", "hosts", "why"),
+    [
+        (OLD, 1, f"drain: the runs ended {OLD}, longer ago than --max-age"),
+        ("", 1, TIMELESS),
+        ("yesterday", 1, TIMELESS),
+        ("0001-01-01T00:00:00+14:00", 1, TIMELESS),
+        (OLD, 3, "longer ago than --max-age; 3 hosts are blamed, more than --most"),
+    ],
+)
 def test_nothing_is_drained_by_runs_of_an_earlier_day(
-    recipe: Callable[[str], Path], tools: Tools, ended: str
+    recipe: Callable[[str], Path], tools: Tools, ended: str, hosts: int, why: str
 ) -> None:
     """As where nothing was measured since, and the node was repaired."""
     tools.add("scontrol", "NodeName=node1 State=IDLE")
-    done = drain(recipe, tools, as_json(verdict("node1", ended=ended)), "slurm")
+    names = [f"node{number + 1}" for number in range(hosts)]
+    done = drain(recipe, tools, as_json(verdict(*names, ended=ended)), "slurm")
     assert (done.returncode, tools.calls) == (1, [])
-    assert "longer ago than --max-age; nothing is done" in done.stderr
+    assert f"{why}; nothing is done" in done.stderr
     given = as_json(verdict("node1", ended=ended_before(25 * 3600)))
     assert drain(recipe, tools, given, "slurm", "--max-age", "26").returncode == 0
     assert len(tools.calls) == 3

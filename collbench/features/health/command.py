@@ -73,7 +73,8 @@ class HealthOptions:
         list[str] | None,
         Argument(
             metavar="RUN…",
-            help="Default: the last of a suite with tag health, of this host if there is one.",
+            help="Default: the last of a suite with tag health; of this host if it has one in the"
+            f" last {OWN_DAYS} days.",
         ),
     ] = None
     output_format: Annotated[
@@ -328,9 +329,9 @@ def find_gate_power(table: Sequence[Curve], files: Sequence[RunFile]) -> Power |
 
 
 def _last_night() -> str:
-    """The last saved run of a nightly suite that has ended: of those in which this host has a rank,
-    if there are any, else of all, and that is told. Where there is none, the last run. Raises
-    NoVerdict where the only night is still running."""
+    """The last saved run of a nightly suite that has ended: of those of OWN_DAYS in which this host
+    has a rank, if there are any, else of all, and that is told. Where there is none, the last run.
+    Raises NoVerdict where this host's only night, or the only one of all, is still running."""
     from collbench.machine import environment
     from collbench.records import run_file, store
 
@@ -352,13 +353,14 @@ def _last_night() -> str:
                 return _announce_night(night, running, other, host)
             else:
                 other = other or night
-    own = [night for night in running if host in night.hosts]
-    if other and not own:
+    running_here = [night for night in running if host in night.hosts]
+    if other and not running_here:
         return _announce_night(other, running, None, host)
     if running:
+        which = f" of {host} in the last {OWN_DAYS} days"
         raise NoVerdict(
-            run_file.describe_running((own or running)[0].path),
-            f"judge it once it has ended: no other night{f' of {host}' * bool(own)} is saved",
+            run_file.describe_running((running_here or running)[0].path),
+            f"judge it once it has ended: no other night{which * bool(running_here)} is saved",
         )
     print_message(
         f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last;"
@@ -376,13 +378,13 @@ class _SavedNight(NamedTuple):
 
 
 def _list_hosts(path: Path, run: Run) -> list[str]:
-    """The hosts of the ranks that a run started first; its own where it started none."""
+    """The hosts of a run's ranks, of which the largest world has all; the run's own host where it
+    started none."""
     from collbench.records import run_file
 
-    world = run_file.read_first_world(path)
-    if world is None:
-        return [str(run.environment.get("host"))]
-    return list(dict.fromkeys(info.host for info in world.ranks))
+    worlds = run_file.read_worlds(path, max(run.suite.values("ranks"), default=1))
+    hosts = dict.fromkeys(info.host for world in worlds for info in world.ranks)
+    return list(hosts) or [str(run.environment.get("host"))]
 
 
 def _announce_night(
@@ -401,7 +403,10 @@ def _announce_night(
             print_message(f"{message}: this is about {name}, the night before")
     if not is_own:
         hosts = list_several(night.hosts)
-        print_message(f"no night of {host} is saved: this is about {name}, of {hosts}")
+        print_message(
+            f"no night of {host} in the last {OWN_DAYS} days is saved: this is about {name}, of"
+            f" {hosts}"
+        )
     elif later:
         print_message(
             f"this is about {name}, the last night of {host}; {later.path.stem} is of"
@@ -592,7 +597,8 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
         print_message(f"measuring again: {e.message}")
     fresh = [run_file.read_digest(path)] if path.is_file() else []
-    changes = [change.difference for change in find_changes([*files, *fresh])]
+    last = max(files, key=lambda file: file.run.started)
+    changes = [change.difference for change in find_changes([last, *fresh])]
     if why := explain_trouble([*files, *fresh]) or environment.explain_differences(changes):
         print_message(f"measuring again: {why}")
         return Night([])

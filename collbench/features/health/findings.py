@@ -18,6 +18,9 @@ Kind = Literal["cluster", "collective", "host", "rank", "gpu", "link", "setting"
 State = Literal["healthy", "unhealthy", "no verdict"]
 
 
+Outcome = Literal["passed", "found", "no data", "not applicable"]
+
+
 class Subject(msgspec.Struct, frozen=True):
     """Who a finding is about: ``name`` is a host, ``host:rank``, ``host -> host`` or a row's name,
     as kind says."""
@@ -68,7 +71,7 @@ class Checked(msgspec.Struct, frozen=True):
     is missing."""
 
     check: str
-    outcome: Literal["passed", "found", "no data", "not applicable"]
+    outcome: Outcome
     note: str
 
 
@@ -76,7 +79,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a night comes to. ``injected`` names a fault that was planted, and marks every output.
     ``fake``: a run was on fake GPUs. ``ended`` is when the last of the runs did, or was begun.
     ``judged_hosts`` are those of a fleet that had a verdict; None where it is of all ``hosts``.
-    ``busy`` says that others used the machines meanwhile, which fails nothing, or is empty."""
+    ``busy`` says that others used the machines, which fails nothing, or is empty."""
 
     state: State
     summary: str

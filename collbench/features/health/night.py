@@ -28,7 +28,11 @@ from collbench.suite.case import Case
 
 LAUNCHES = 3  # from which on a median over launches, and their scatter, say something
 
-HARDWARE = re.compile(r"(gpus\.(devices|links)|nics|rdma)\.")  # key paths of what may break
+DEVICES = re.compile(r"(gpus\.(devices|links)|nics|rdma)\.")  # key paths of what may break
+
+HARDWARE = re.compile(  # of these, those that no setting changes
+    r"gpus\.(devices\.\d+\.(name|memory|nvlinks|numa)|links\..+)|nics\..+\.mbps|rdma\..+\.(rate|link)"
+)
 
 
 class NightRecord(NamedTuple):
@@ -138,7 +142,7 @@ class Night:
 
 def explain_trouble(files: Sequence[RunFile]) -> str:
     """The reason why runs form no night: they are of different machines, or were not measured;
-    empty where they do. What changed of a host's hardware meanwhile is none (find_changes)."""
+    empty where they do. Hardware of a host that changed between them is none (find_changes)."""
     for file in files:
         if file.run.pairing:
             return f"{file.run.id} is a side of an experiment: collbench compare judges it"
@@ -192,7 +196,7 @@ def _list_hardware(file: RunFile) -> dict[str, Mapping[str, Any]]:
     it has those in which hosts differ: in all others they are like this one."""
     host = file.run.environment.get("host")
     relevant = environment.select_relevant(file.run.environment)
-    facts = {fact: value for fact, value in relevant.items() if HARDWARE.match(fact)}
+    facts = {fact: value for fact, value in relevant.items() if DEVICES.match(fact)}
     by_host: dict[str, Mapping[str, Any]] = {str(host): facts} if host else {}
     for world in file.worlds:
         if any(info.host == host for info in world.hosts):
@@ -202,10 +206,9 @@ def _list_hardware(file: RunFile) -> dict[str, Mapping[str, Any]]:
 
 
 def _is_hardware(difference: environment.Difference) -> bool:
-    """Whether a GPU, card or port differs, and not just its software."""
-    fact, old, new = difference
-    is_version = fact.endswith((".driver", ".firmware")) and None not in (old, new)
-    return bool(HARDWARE.match(fact)) and not is_version
+    """Whether a GPU, card or port differs, or is absent, and not just its software or settings."""
+    fact, *values = difference
+    return bool(HARDWARE.fullmatch(fact) or (None in values and DEVICES.match(fact)))
 
 
 def list_devices(file: RunFile) -> set[str]:

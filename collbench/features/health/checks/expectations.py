@@ -60,8 +60,8 @@ class Machine(NamedTuple):
 
     def _is_device(self, pattern: str) -> bool:
         """Whether a curve's pattern means such GPUs. One that does not say MIG means no slice."""
-        is_whole = MIG not in self.device or MIG in pattern
-        return bool(self.device and is_whole and re.search(pattern, self.device))
+        matches_mig = MIG not in self.device or MIG in pattern
+        return bool(self.device and matches_mig and re.search(pattern, self.device))
 
 
 def check_expectations(

@@ -213,13 +213,15 @@ def check_gpus(night: Night) -> CheckResult:
     if not entries:
         return CheckResult(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
     by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
-    known: dict[tuple[object, ...], list[Subject]] = {}  # a fleet has a million readings
+    subjects_by_key: dict[tuple[object, ...], list[Subject]] = {}  # of a fleet's million readings
     for entry in entries:
         case, states = entry.record.case, entry.record.gpus
-        key = (id(entry.world), case.groups, case.group, case.n, *(state.index for state in states))
-        if key not in known:
-            known[key] = [_find_gpu(entry, rank, state) for rank, state in enumerate(states)]
-        for subject, state in zip(known[key], states, strict=True):
+        names = [(state.index, state.name) for state in states]
+        key = (id(entry.world), case.groups, case.group, case.n, *names)
+        if key not in subjects_by_key:
+            subjects = [_find_gpu(entry, rank, state) for rank, state in enumerate(states)]
+            subjects_by_key[key] = subjects
+        for subject, state in zip(subjects_by_key[key], states, strict=True):
             by_gpu[subject].append((entry, state))
     count = sum(len(readings) for readings in by_gpu.values())
     findings = [
@@ -245,15 +247,15 @@ def _find_gpu(entry: NightRecord, index: int, state: GpuState) -> Subject:
     )
 
 
-def _find_program_xids(subject: Subject, seen: Sequence[tuple[NightRecord, int]]) -> Finding:
+def _find_program_xids(subject: Subject, xids: Sequence[tuple[NightRecord, int]]) -> Finding:
     """A hint on Xids that are all of programs."""
     return Finding(
         check="gpus",
         severity="hint",
         subject=subject,
-        what=f"Xid {seen[-1][1]} while collectives ran, which is a program's fault or its end",
+        what=f"Xid {xids[-1][1]} while collectives ran, which is a program's fault or its end",
         advice="the program may be another's: dmesg names it",
-        evidence=[make_evidence(entry, "Xid", xid, "0") for entry, xid in seen[:SHOWN]],
+        evidence=[make_evidence(entry, "Xid", xid, "0") for entry, xid in xids[:SHOWN]],
     )
 
 
@@ -360,7 +362,10 @@ def check_alike(night: Night) -> CheckResult:
     """Whether the hosts of a world agree in all that decides performance, and whether each is as it
     was in the night's runs before."""
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
-    changed = find_changed(night)
+    changed = [
+        msgspec.structs.replace(finding, advice=f"{finding.advice}. {APART}")
+        for finding in find_changed(night)
+    ]
     if not several_hosts:
         return CheckResult("one host", changed) if changed else CheckResult(idle="one host")
     findings: dict[Subject, Finding] = {}
@@ -400,6 +405,9 @@ def check_alike(night: Night) -> CheckResult:
     )
 
 
+APART = "Rows of before and after are not held against earlier nights together"
+
+
 def find_changed(night: Night) -> list[Finding]:
     """A finding for each host whose GPUs, network cards or ports changed from run to run."""
     by_host: dict[str, list[Change]] = defaultdict(list)
@@ -411,13 +419,10 @@ def find_changed(night: Night) -> list[Finding]:
             severity="warning",
             subject=Subject("host", host),
             what=(
-                "changed between runs of the night:"
+                "changed from run to run:"
                 f" {environment.list_facts([change.difference for change in changes])}"
             ),
-            advice=(
-                "look at its GPUs, cards, cables and ports, and at dmesg. Rows of before and after"
-                " are not held against earlier nights together"
-            ),
+            advice="look at its GPUs, cards, cables and ports, and at dmesg",
             evidence=[
                 Evidence(
                     what=plain_line(fact),

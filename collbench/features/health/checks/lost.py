@@ -34,21 +34,23 @@ def find_lost(every: Sequence[Series], files: Sequence[RunFile], night: str) -> 
     ``night``. ``every`` are all rows of the machine."""
     named = _group_named_axes(files)
     records = [(file, record) for file in files for record in file.records]
-    seen = {record.case.key for file, record in records if not _is_refused(file, record)}
-    refused = {record.case.key for _, record in records} - seen
+    measured_keys = {record.case.key for file, record in records if not _is_refused(file, record)}
+    refused = {record.case.key for _, record in records} - measured_keys
     planned = {
         (suite := file.run.suite.name, _strip_machine(record.case, named[suite]))
         for file, record in records
     }
     measured = {
-        _strip_machine(record.case, OPTIONS) for _, record in records if record.case.key in seen
+        _strip_machine(record.case, OPTIONS)
+        for _, record in records
+        if record.case.key in measured_keys
     }
     days = {row.key: _group_days(row, named, night) for row in every}
-    present = [row for row in every if row.key in seen]
+    present = [row for row in every if row.key in measured_keys]
     absent = [
         row
         for row in every
-        if row.key not in seen
+        if row.key not in measured_keys
         and all(each.day != night for each in row.nights)
         and (
             row.key in refused

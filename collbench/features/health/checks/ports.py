@@ -163,7 +163,7 @@ def _find_full(port: str, counter: str, most: int) -> Finding:
 
 
 def _counter_rise(values: Sequence[int]) -> int:
-    """Increase of a counter; what it counts now where it was reset meanwhile."""
+    """Increase of a counter; what it counts now where it was reset."""
     return sum(
         later - earlier if later >= earlier else later for earlier, later in pairwise(values)
     )

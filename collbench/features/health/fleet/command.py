@@ -68,14 +68,14 @@ class FleetOptions:
 def refuse_fleet_conflicts(options: FleetOptions, others: dict[str, bool], runs: bool) -> None:
     """Whether the options of a fleet go together with those of a night, ``others``, by their flags.
     Raises UsageError."""
-    own = {
+    fleet_only = {
         "--rack": bool(options.rack),
         "--racks": bool(options.racks),
         "--nodes": bool(options.nodes),
         "--max-missing": bool(options.max_missing),
     }
     if not options.fleet:
-        if given := [flag for flag, is_given in own.items() if is_given]:
+        if given := [flag for flag, is_given in fleet_only.items() if is_given]:
             raise UsageError(f"{given[0]} is given without --fleet", "add --fleet")
         return
     if given := [flag for flag, is_given in others.items() if is_given]:

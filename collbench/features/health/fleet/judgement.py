@@ -3,7 +3,7 @@
 What is done, in order:
 
 1. Runs of one host are one node; their launches are pooled if they are of one kind of machine.
-   Nodes without a usable run are named, and their times judged by nobody.
+   Nodes without a usable run are named, and their times are not judged.
 2. Nodes are compared with like nodes only: those that agree in all that decides times (versions,
    settings, clocks, devices). A group of fewer than FEWEST is not judged.
 3. In a group, a row's value at a node is the logarithm of the median of its launches' medians; the
@@ -38,7 +38,7 @@ import numpy as np
 from collbench.core.text import format_count, format_size
 from collbench.features.health.findings import Finding
 from collbench.features.health.fleet.places import Racks
-from collbench.features.health.fleet.reading import Batch, NodeRun, read_runs
+from collbench.features.health.fleet.reading import WATCHED, Batch, Blind, NodeRun, read_runs
 from collbench.features.health.fleet.tails import Tail, fit_tail
 from collbench.machine import environment
 from collbench.records import stats
@@ -59,14 +59,16 @@ SMALL, LARGE = 16 << 10, 1 << 20  # bytes up to which, and from which, sizes are
 
 ALL = "all rows"
 
+NO_RUN = Blind("no run of the night", idle=True)
+
 
 class Node(msgspec.Struct, kw_only=True):
     """A host. ``trouble`` and ``why`` are as of NodeRun, and further: "missing", "few like it",
     "unlike rows", "scatter". ``values`` are by the number of the row, nan where there is none;
     ``deviations`` relative, by part; ``odd`` the parts in which it is too slow, the surest first,
     with the chance of that in a healthy fleet. ``wrong_runs`` are elements of wrong data by the run
-    that received them, ``checked`` those that were compared. ``findings`` and ``blind`` are as of
-    NodeRun, of the runs of the night."""
+    that received them, ``checked`` those that were compared. ``findings`` are of all runs of the
+    night, and ``blind`` says of checks that saw nothing in any of them why."""
 
     host: str
     rack: str = ""
@@ -79,7 +81,7 @@ class Node(msgspec.Struct, kw_only=True):
     wrong_cases: Sequence[str] = ()
     checked: int = 0
     findings: Sequence[Finding] = ()
-    blind: Mapping[str, str] = {}
+    blind: Mapping[str, Blind] = {}
     values: Mapping[str, float] = {}
     deviations: Mapping[str, float] = {}
     rows: Mapping[str, float] = {}  # relative, by the name of the row
@@ -298,9 +300,19 @@ def _make_node(host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], n
         wrong_cases=[case for run in wrong for case in run.wrong_cases],
         checked=sum(run.checked for run in alike),
         findings=[finding for run in tonight for finding in run.findings],
-        blind=last.blind,
+        blind=_find_blind(tonight),
         values={name: _median_log(values) for name, values in logs.items()},
     )
+
+
+def _find_blind(runs: Sequence[NodeRun]) -> dict[str, Blind]:
+    """By check of WATCHED why it saw nothing in any of a node's runs of the night."""
+    reasons = {name: [run.blind[name] for run in runs if name in run.blind] for name in WATCHED}
+    return {
+        name: min(blind, key=lambda reason: reason.idle, default=NO_RUN)
+        for name, blind in reasons.items()
+        if len(blind) == len(runs)
+    }
 
 
 def _median_log(logs: list[float]) -> float:

@@ -47,12 +47,22 @@ CHECKS: Mapping[str, Callable[[Night], CheckResult]] = {  # checks of a night th
 }
 
 
+WATCHED = ("gpus", "counters")  # of CHECKS those that a verdict can do without
+
+
+class Blind(NamedTuple):
+    """Why a check had nothing to look at; ``idle``: nothing there is its business."""
+
+    why: str
+    idle: bool
+
+
 class NodeRun(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What is kept of one node's run. ``trouble`` is a word for why it may not be judged, empty
     where it may, and ``why`` says it in full. ``medians`` are logarithms of nanoseconds by the name
     of their row, one for each launch that is fit. ``facts`` are of what decides times there.
     ``findings`` are what CHECKS found, but for hints, which are too many in a fleet; ``blind`` says
-    by check why one had nothing to look at."""
+    of those of WATCHED that had nothing to look at why."""
 
     path: str
     run: str = ""
@@ -70,7 +80,7 @@ class NodeRun(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     wrong_cases: list[str] = []
     checked: int = 0  # elements that were compared
     findings: list[Finding] = []
-    blind: dict[str, str] = {}
+    blind: dict[str, Blind] = {}
     injected: str = ""
     fake: bool = False
 
@@ -170,8 +180,9 @@ class _NodeNight(NamedTuple):
     records: Sequence[NightRecord]
 
 
-def _look_for_findings(file: RunMedians, host: str) -> tuple[list[Finding], dict[str, str]]:
-    """What CHECKS find at the one ``host`` of a run, and by check why one saw nothing."""
+def _look_for_findings(file: RunMedians, host: str) -> tuple[list[Finding], dict[str, Blind]]:
+    """What CHECKS find at the one ``host`` of a run, and by check of WATCHED why one saw
+    nothing."""
     worlds = {world.index: world for world in file.worlds}
     records = [
         NightRecord(cast(Any, file), cast(Record, record), None, worlds.get(record.world))
@@ -186,8 +197,12 @@ def _look_for_findings(file: RunMedians, host: str) -> tuple[list[Finding], dict
         for finding in result.findings
         if finding.severity != "hint"
     ]
-    blind = {name: result.idle or result.missing for name, result in results.items()}
-    return findings, {name: why for name, why in blind.items() if why}
+    blind = {
+        name: Blind(why, bool(results[name].idle))
+        for name in WATCHED
+        if (why := results[name].idle or results[name].missing)
+    }
+    return findings, blind
 
 
 def _place_finding(finding: Finding, host: str, is_busy: bool) -> Finding:

@@ -13,6 +13,7 @@ from collbench.features.health.findings import (
     Checked,
     Evidence,
     Finding,
+    Outcome,
     Severity,
     State,
     Subject,
@@ -28,7 +29,7 @@ from collbench.features.health.fleet.judgement import (
     Node,
     natural_key,
 )
-from collbench.features.health.fleet.reading import NodeRun
+from collbench.features.health.fleet.reading import WATCHED, NodeRun
 from collbench.features.health.night import list_several
 from collbench.features.health.views import health
 from collbench.records import stats
@@ -46,7 +47,7 @@ from collbench.show.figure_style import escape_plotly, join_hover, round_finite
 from collbench.show.words import format_signed
 from collbench.suite.case_words import describe_case
 
-SHOWN = 3  # rows in the evidence of a finding
+SHOWN = 3  # rows in the evidence of a finding, and reasons in a note
 
 LISTED = 200  # lines of a table
 
@@ -59,8 +60,6 @@ SCALE = [[0.0, "#3b82c4"], [0.5, "#c9ced4"], [0.75, "#e8a33d"], [1.0, "#b3261e"]
 ONE_BLOCK = "all nodes"
 
 NOT_VERIFIED = "not verified"  # the state of a node of whose data nobody compared an element
-
-WATCHED = ("gpus", "counters")  # checks of single nodes that a verdict can do without
 
 TROUBLES = {  # what is said of nodes apart, in the order in which they are named
     "missing": "gave no run",
@@ -310,16 +309,24 @@ def _check_completeness(fleet: Fleet) -> Checked:
 
 
 def _check_nodes(fleet: Fleet, check: str) -> Checked:
-    """Of how many nodes a check saw something, and why nothing of others."""
+    """Of how many nodes a check saw something, and why nothing of others; not applicable where it
+    is idle at all of them."""
     nodes = [node for node in fleet.nodes if node.runs]
-    blind = Counter(node.blind[check] for node in nodes if check in node.blind)
-    seen = len(nodes) - blind.total()
-    notes = [f"{format_count(seen, 'node')} looked at"] * bool(seen)
-    notes += [f"{format_count(count, 'node')}: {why}" for why, count in blind.most_common(1)]
-    found = _has_found(fleet, check)
+    blind = [node.blind[check] for node in nodes if check in node.blind]
+    observed = len(nodes) - len(blind)
+    notes = [f"{format_count(observed, 'node')} looked at"] * bool(observed)
+    reasons = Counter(reason.why for reason in blind).most_common(SHOWN)
+    notes += [f"{format_count(count, 'node')}: {why}" for why, count in reasons]
+    unfound: Outcome = (
+        "passed"
+        if observed
+        else "not applicable"
+        if blind and all(reason.idle for reason in blind)
+        else "no data"
+    )
     return Checked(
         check,
-        "found" if found else "passed" if seen else "no data",
+        "found" if _has_found(fleet, check) else unfound,
         plain_line("; ".join(notes)) or "no usable run",
     )
 
@@ -338,7 +345,7 @@ def _check_data(fleet: Fleet) -> Checked:
 def make_document(fleet: Fleet, verdict: Verdict) -> Judgement:
     """The page: findings, the map, nodes apart, racks and groups, checks."""
     page = health.make_document(verdict)
-    own = [*_map_sections(fleet), *_table_sections(fleet)]
+    fleet_sections = [*_map_sections(fleet), *_table_sections(fleet)]
     findings, checks, *rest = page.sections
     tables = [table for table in checks.tables if table.name != "grid"]
     checks = msgspec.structs.replace(checks, tables=tables)
@@ -351,7 +358,7 @@ def make_document(fleet: Fleet, verdict: Verdict) -> Judgement:
     return msgspec.structs.replace(
         page,
         title=f"Fleet of {format_count(len(fleet.nodes), 'node')}",
-        sections=[findings, *own, checks, *rest],
+        sections=[findings, *fleet_sections, checks, *rest],
         runs=[_describe_runs(fleet)],
         data=_list_nodes(fleet),
         brief=brief,

@@ -331,7 +331,7 @@ def _make_night(launches: Sequence[NightLaunch]) -> Night:
 
 def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
     """The nights that runs of one night make, by the key of each row: of one that was measured in
-    several ways meanwhile, the last that may be judged, else the last."""
+    several ways, the last that may be judged, else the last."""
     launches_by_case: dict[str, list[NightLaunch]] = {}
     for file in files:
         for case, case_launches in launches_of(file).items():

@@ -50,13 +50,13 @@ def split_ways(series: Series) -> list[Series]:
     for label, track in zip(_label_tracks(series, tracks), tracks, strict=True):
         indices = _list_indices(track)
         pairs = zip(series.reviews, reviewed, strict=True)
-        own = replace(series, reviews=[review for review, index in pairs if index in indices])
+        part = replace(series, reviews=[review for review, index in pairs if index in indices])
         ways.append(
             replace(
-                own,
+                part,
                 nights=[series.nights[index] for index in indices],
                 way=label,
-                began=own.explain_change(indices[0]),
+                began=part.explain_change(indices[0]),
                 ended=_has_ended([days[series.nights[index].day] for index in indices], len(days)),
             )
         )

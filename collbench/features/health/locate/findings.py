@@ -65,11 +65,12 @@ def describe_outcome(
     names = [" -> ".join(hosts[host] for host in culprit.members) for culprit in located.culprits]
     who = f"at fault: {', '.join(names)}" if names else f"no slow {kind} found"
     cost = f"{located.tests} tests in {located.rounds} rounds"
+    again = f" (suspects tested again: {located.confirmed:,})" if located.confirmed else ""
     errs = (
         f"a test takes a good {kind} for slow in at most {located.alpha:.1%} of cases, and a slow"
         f" one for good in {located.beta:.1%}; so a good {kind} is named with a chance of at most"
-        f" {1 - located.sure:.2%} (suspects tested again: {located.confirmed:,}), and one that is"
-        f" cleared is faulty with {located.missed:.2%}"
+        f" {1 - located.sure:.2%}{again}, and one that is cleared is faulty with"
+        f" {located.missed:.2%}"
     )
     if crowded:
         errs = "confidence unknown: ranks share cores, so tests are not independent"

@@ -96,14 +96,9 @@ class Located(msgspec.Struct, frozen=True):
 
     @property
     def sure(self) -> float:
-        """1 less the chance that a healthy host, or a link between healthy ones, is named, at most.
-
-        Who was slow alone is a suspect, and named where the tests that confirm it, made only then
-        and with good partners, are all slow. Whatever was measured before, those of a healthy one
-        are with a chance of ``alpha ** (CONFIRMED - 1)`` at most; so those of any of the first k
-        suspects with k times that, in pairs as in groups, of however many hosts. Searches that name
-        a healthy host with k suspects or fewer are therefore no larger a share of all.
-        """
+        """1 less the chance that a healthy host or link is named: at most
+        ``k * alpha ** (CONFIRMED - 1)`` for k suspects, by the union bound: confirming tests are
+        made afresh."""
         return max(0.0, 1 - max(1, self.confirmed) * self.alpha ** (CONFIRMED - 1))
 
     @property
@@ -365,8 +360,8 @@ def _confirm_culprit(
 
 
 def _settle_host(state: _State, host: int, share: float) -> Line:
-    """Confirms a host, as _confirmed does; where a test was fine another is made, and if that is
-    fine, too, the host is healthy."""
+    """Confirms a host, as _confirm_culprit does; where a test was fine another is made, and if that
+    is fine, too, the host is healthy."""
     culprit = yield from _confirm_culprit(state, (host,), [share])
     if culprit is None:
         state.clear((host,))

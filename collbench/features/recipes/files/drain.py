@@ -79,19 +79,24 @@ def main() -> int:
 
 def refuse(blamed: int, ended: str, options: argparse.Namespace) -> str:
     """Why hosts are not taken out of service by such a verdict, or an empty string."""
-    if not is_recent(ended, options.max_age):
-        return f"the runs ended {ended or 'at an unknown time'}, longer ago than --max-age"
-    return f"{blamed} hosts are blamed, more than --most" if blamed > options.most else ""
+    reasons = []
+    hours = count_hours(ended)
+    if hours is None:
+        reasons.append("the verdict does not say when the runs ended")
+    elif hours > options.max_age:
+        reasons.append(f"the runs ended {ended}, longer ago than --max-age")
+    if blamed > options.most:
+        reasons.append(f"{blamed} hosts are blamed, more than --most")
+    return "; ".join(reasons)
 
 
-def is_recent(ended: str, hours: float) -> bool:
-    """Whether a time in ISO 8601 is not longer ago than that; not where it is no time."""
+def count_hours(ended: str) -> float | None:
+    """Hours since a time in ISO 8601; None where it is no time."""
     try:
         when = datetime.fromisoformat(ended).astimezone(timezone.utc)  # noqa: UP017 - Python 3.9
-    except ValueError:
-        return False
-    age = datetime.now(timezone.utc) - when  # noqa: UP017
-    return age.total_seconds() <= 3600 * hours
+    except (ValueError, OverflowError):
+        return None
+    return (datetime.now(timezone.utc) - when).total_seconds() / 3600  # noqa: UP017
 
 
 def list_taken(where: str, blamed: dict[str, str]) -> list[str] | None:

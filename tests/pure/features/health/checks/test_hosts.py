@@ -280,6 +280,16 @@ def test_each_gpu_of_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch)
     assert len(looked_up) == 3 * 4
 
 
+def test_gpus_of_two_models_are_two_where_no_rank_names_them() -> None:
+    def change(made: Record) -> Record:
+        gpu = GpuState(index=0, name="A" if made.case == ROW else "B", ecc=int(made.case == ROW))
+        return replace(made, world=99, gpus=[gpu])
+
+    assert blamed(judged(change, worlds=GPUS), "gpus") == [("critical", "gpu", "GPU 0, A")]
+    (note,) = (each.note for each in judged(change, worlds=GPUS).checks if each.check == "gpus")
+    assert note.startswith("2 GPUs watched")
+
+
 def test_the_host_that_is_not_like_the_others_is_named() -> None:
     facts = [{"cpu.governor": "performance"}] * 3 + [{"cpu.governor": "powersave"}]
     hosts = [
@@ -432,9 +442,20 @@ def with_port(rate: str, **facts: Any) -> dict[str, Any]:
     return of_node(rdma={"mlx5_0:1": port | facts})
 
 
-def with_gpus(*links: int) -> dict[str, Any]:
-    devices = [{"name": "Fast GPU", "nvlinks": count, "power_limit": 700} for count in links]
+def with_gpus(*links: int, **facts: Any) -> dict[str, Any]:
+    device = {"name": "Fast GPU", "power_limit": 700, "mig": [0, 0]} | facts
+    devices = [device | {"nvlinks": count} for count in links]
     return of_node(gpus={"driver": "570", "devices": devices})
+
+
+def with_gpus_on(*nodes: int) -> dict[str, Any]:
+    """GPUs by the NUMA nodes that they are on."""
+    devices = [{"name": "Fast GPU", "numa": node} for node in nodes]
+    return of_node(gpus={"driver": "570", "devices": devices})
+
+
+def with_card(**facts: Any) -> dict[str, Any]:
+    return of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 100_000, "mtu": 9000} | facts})
 
 
 def night_of_runs(*environments: dict[str, Any], **fields: Any) -> list[RunFile]:
@@ -460,11 +481,8 @@ def night_of_runs(*environments: dict[str, Any], **fields: Any) -> list[RunFile]
         (with_port(NDR), of_node(), "rdma.mlx5_0:1.firmware 28.39 -> absent"),
         (with_gpus(18, 18), with_gpus(18, 17), "gpus.devices.1.nvlinks 18 -> 17"),
         (with_gpus(18, 18), with_gpus(18), "gpus.devices.1.name Fast GPU -> absent"),
-        (
-            of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 100_000}}),
-            of_node(nics={"eth0": {"driver": "mlx5_core", "mbps": 10_000}}),
-            "nics.eth0.mbps 100000 -> 10000",
-        ),
+        (with_gpus_on(0, 0, 1), with_gpus_on(0, 1), "gpus.devices.1.numa 0 -> 1"),
+        (with_card(), with_card(mbps=10_000), "nics.eth0.mbps 100000 -> 10000"),
     ],
 )
 def test_what_a_host_loses_between_two_runs_is_said_of_it(
@@ -474,6 +492,7 @@ def test_what_a_host_loses_between_two_runs_is_said_of_it(
     assert verdict.state == "unhealthy" and words in verdict.summary
     assert blamed(verdict, "alike") == [("warning", "host", "node0")]
     assert len(verdict.findings) == 1 and verdict.findings[0].evidence[0].run == "run2"
+    assert verdict.findings[0].advice.endswith("not held against earlier nights together")
     assert list_blamed(verdict) == []  # it may be a switch's
 
 
@@ -511,6 +530,9 @@ def test_another_host_that_loses_a_port_is_named() -> None:
     [
         (with_port(NDR), with_port(NDR, firmware="28.41")),
         (with_gpus(18), with_gpus(18) | {"variables": {"NCCL_ALGO": "Ring"}}),
+        (with_gpus(18), with_gpus(18, power_limit=500)),
+        (with_gpus(18), with_gpus(18, mig=[1, 0])),
+        (with_card(), with_card(mtu=1500)),
         (with_port(NDR), with_port(SDR) | {"host": "node1"}),
     ],
 )

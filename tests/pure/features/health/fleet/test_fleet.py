@@ -32,7 +32,7 @@ from collbench.features.health.checks import table
 from collbench.features.health.findings import Finding, Subject
 from collbench.features.health.fleet import judgement, places
 from collbench.features.health.fleet.judgement import ALL, Fleet
-from collbench.features.health.fleet.reading import SINGLE, Batch, NodeRun
+from collbench.features.health.fleet.reading import SINGLE, Batch, Blind, NodeRun
 from collbench.features.health.fleet.tails import fit_tail
 from collbench.features.health.fleet.view import make_document, make_verdict
 from collbench.machine.load import Load
@@ -411,6 +411,70 @@ def test_errors_that_ports_counted_are_found_as_by_health(said: Said, tmp_path: 
     assert code == 1 and found["what"] == alone.what
     assert found["subject"]["name"] == f"{host}: mlx5_0:1"
     assert (found["alone"], values["blamed"]) == (True, [])
+
+
+GPULESS = Blind("no GPU took part", idle=True)
+STATELESS = Blind("no record holds a GPU's state: is nvidia-ml-py installed?", idle=False)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "outcome", "note"),
+    [
+        ([GPULESS], "not applicable", f"24 nodes: {GPULESS.why}"),
+        ([STATELESS, GPULESS], "no data", f"12 nodes: {STATELESS.why}; 12 nodes: {GPULESS.why}"),
+        (
+            [None, STATELESS, GPULESS],
+            "passed",
+            f"8 nodes looked at; 8 nodes: {STATELESS.why}; 8 nodes: {GPULESS.why}",
+        ),
+    ],
+)
+def test_a_check_of_nodes_says_why_it_saw_nothing(
+    reasons: list[Blind | None], outcome: str, note: str
+) -> None:
+    batch = plain_batch(draw_logs(np.random.default_rng(5), 24, 3, CASES))
+    for number, run in enumerate(batch.runs):
+        if reason := reasons[number % len(reasons)]:
+            run.blind = {"gpus": reason}
+    verdict = make_verdict(judgement.judge_batches([batch]))
+    (found,) = (each for each in verdict.checks if each.check == "gpus")
+    assert (found.outcome, found.note) == (outcome, note)
+
+
+def test_a_fleet_of_cpus_has_no_gpus_to_look_at_as_health_says(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night")
+    _, values = fleet_values(said, str(tmp_path / "night"))
+    alone = table.judge_night([run_file.read_file(tmp_path / "night" / "005.jsonl")])
+    (found,) = (each for each in alone.checks if each.check == "gpus")
+    checks = {check["check"]: check for check in values["checks"]}
+    assert checks["gpus"]["outcome"] == found.outcome == "not applicable"
+    assert checks["gpus"]["note"].endswith(f" nodes: {found.note}")
+
+
+@pytest.mark.parametrize(
+    ("blind", "why"),
+    [
+        ([{}, {"gpus": STATELESS}], None),
+        ([{"gpus": STATELESS}, {"gpus": GPULESS}], STATELESS),
+        ([{"gpus": GPULESS}, {"gpus": GPULESS}], GPULESS),
+        ([], judgement.NO_RUN),
+    ],
+)
+def test_a_check_is_blind_at_a_node_that_is_blind_in_all_of_its_runs(
+    blind: list[dict[str, Blind]], why: Blind | None
+) -> None:
+    """Of the night: what runs of another one saw does not count."""
+    batch = plain_batch(draw_logs(np.random.default_rng(5), 24, 3, CASES))
+    runs = [
+        msgspec.structs.replace(batch.runs[5], run=f"run-{number}", blind=reasons)
+        for number, reasons in enumerate(blind)
+    ]
+    old = msgspec.structs.replace(batch.runs[5], run="old", night="2025-12-25", blind={})
+    old.started = "2025-12-25T20:00:00+00:00"
+    batch.runs[5:6] = [old, *runs]
+    judged = judgement.judge_batches([batch])
+    (node,) = (each for each in judged.nodes if each.host == name_node(5))
+    assert node.blind.get("gpus") == why
 
 
 def test_findings_of_another_night_are_left_out() -> None:

@@ -235,10 +235,10 @@ def test_findings_name_hosts_and_links() -> None:
         "h5" in words
         and "h20 -> h21" in words
         and f"{found.tests} tests in {found.rounds} rounds" in words
+        and f"(suspects tested again: {found.confirmed})" in words
     )
-    assert findings.describe_outcome(searched(40, ring())[0], names).startswith(
-        "no slow host found"
-    )
+    words = findings.describe_outcome(searched(40, ring())[0], names)
+    assert words.startswith("no slow host found") and "tested again" not in words
 
 
 @pytest.mark.parametrize(
