@@ -167,7 +167,8 @@ class WorkloadOptions:
         ),
     ] = 0
     ngpus: Annotated[
-        int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
+        int | None,
+        Option("-g", "--ngpus", "--ranks", min=1, help="Ranks: the layout's dp is changed."),
     ] = None
     shape: ShapeOptions
     source: LinkSource = ""
