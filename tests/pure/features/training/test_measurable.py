@@ -169,6 +169,7 @@ def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
     read = toml.load_suite(str(traced(tmp_path)))
     (step,) = read.resolve().subjects
     assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
+    assert options.change_suite(read, ngpus="4").subjects == (step,)
     assert [op.nbytes for op in step.programs[0].ops] == [128]
     rows, _ = matching.match_rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]
     assert [job.subject for job in rows[0].jobs.values()] == [step, step]
