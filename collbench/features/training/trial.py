@@ -276,10 +276,10 @@ class StepTrial:
         conditions: _Known,
         guard: Guard | None = None,
     ) -> Steps[tuple[list[Samples], Stop]]:
-        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Outcomes
-        so far are reported about every second, and once more after the last round, as it takes long
-        until data is checked again. Where the first rounds all find a rank late for their windows,
-        the next begin at a barrier."""
+        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Outcomes are
+        reported about every second, and once more after the last round, as it takes long until
+        data is checked again. Where the first rounds all find a rank late for their windows, the
+        next begin at a barrier."""
         lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
         rounds: list[list[Samples]] = []
         began, stop = time.perf_counter(), 0
@@ -417,13 +417,12 @@ class StepTrial:
     def _watch(self, sync: Sync) -> list[list[list[list[int]]]]:
         """By rank, what it saw of each step that was watched. Where operations of all ranks are too
         many, rank 0 alone is watched, once at least."""
-        ops, n = max(1, len(self._program.ops)), self._control.n
-        of_all, of_first = (MOST_WATCHED // (2 * ops * ranks) for ranks in (n, 1))
-        most, by_all = self._control.decide(
-            [min(WATCHED, of_all or max(1, of_first)), int(of_all > 0)]
-        )
+        total = sum(len(program.ops) * len(program.ranks) for program in self._step.programs)
+        counts = total, len(self._step.program(0).ops)
+        of_all, of_first = (MOST_WATCHED // (2 * max(1, count)) for count in counts)
+        most = min(WATCHED, of_all or max(1, of_first))
         steps = [self._once_watched(sync) for _ in range(most)]
-        if by_all:
+        if of_all:
             return self._control.collect(steps)
         return [self._control.broadcast(steps)]
 

@@ -109,17 +109,29 @@ def test_rounds_are_joined_only_where_they_may_suffice(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("ops", "ranks", "steps_watched", "everyone"),
-    [(100, 2, 5, True), (3000, 8, 5, False), (8000, 8, 2, False), (30_000, 2, 1, False)],
+    ("ops", "others", "ranks", "steps_watched", "everyone"),
+    [
+        (100, 100, 2, 5, True),
+        (3000, 3000, 8, 5, False),
+        (8000, 8000, 8, 2, False),
+        (30_000, 30_000, 2, 1, False),
+        (10, 30_000, 2, 5, False),
+    ],
 )
 def test_where_operations_are_too_many_rank_0_is_watched_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, ops: int, ranks: int, steps_watched: int, everyone: bool
+    monkeypatch: pytest.MonkeyPatch,
+    ops: int,
+    others: int,
+    ranks: int,
+    steps_watched: int,
+    everyone: bool,
 ) -> None:
-    trial = make_trial()
-    trial._program = SimpleNamespace(ops=[None] * ops)  # type: ignore[assignment]
+    trial, members = make_trial(), ((0,), tuple(range(1, ranks)))
+    both = zip(members, (ops, others), strict=True)
+    programs = [Program(of, (Op(kind="compute"),) * count) for of, count in both]
+    trial._step = Step("x", ranks, tuple(programs))
     trial._control = SimpleNamespace(  # type: ignore[assignment]
         n=ranks,
-        decide=lambda values: values,
         collect=lambda value: [value] * ranks,
         broadcast=lambda value: value,
     )
@@ -135,7 +147,7 @@ def test_of_a_step_with_far_too_many_operations_none_is_timed(
     """Their times would be a message, and a line of the run, of many megabytes."""
     trial = make_trial(blame=True)
     program = Program((0,), (Op(kind="compute"),) * ops)
-    trial._program, trial._step = program, Step("x", 1, (program,))
+    trial._step = Step("x", 1, (program,))
     trial._control = Control(0, 1)
     done: list[str] = []
     monkeypatch.setattr(trial, "_alone", lambda sync, samples: done.append("alone") or {})
