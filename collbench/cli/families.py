@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -87,11 +88,19 @@ def list_changed(options: Any, *kept: str) -> list[str]:
 def refuse_beside_run(options: Any, *kept: str) -> None:
     """Raises UsageError for options about measuring, where a recorded run is shown; those of the
     fields ``kept`` have an effect there."""
-    if changed := list_changed(options, *kept, "output_format", "debug"):
+    changed = list_changed(options, *kept, "output_format", "debug")
+    refuse_without_effect(
+        changed, "where a recorded run is shown", "do not name a run: then one is measured"
+    )
+
+
+def refuse_without_effect(changed: Sequence[str], where: str, otherwise: str) -> None:
+    """Raises UsageError if there are options that have no effect ``where`` they are given. The hint
+    is to leave them out, or what to do ``otherwise``."""
+    if changed:
         has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
         raise UsageError(
-            f"{', '.join(changed)} {has} no effect where a recorded run is shown",
-            f"leave {them} out, or do not name a run: then one is measured",
+            f"{', '.join(changed)} {has} no effect {where}", f"leave {them} out, or {otherwise}"
         )
 
 

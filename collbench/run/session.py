@@ -147,6 +147,8 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
             f"-g {rank_counts}: {environments.describe_member(member)}",
             "leave -g out, or --launcher local starts that many ranks on this host",
         )
+    for subject in filter(lambda subject: subject.title, suite.subjects):
+        environments.refuse_other_ranks(member, subject.title.partition(" #")[0], subject.world)
     if suite.policy.virtual:
         raise UsageError(
             f"--virtual-ranks: {member.launcher} has started real ranks",

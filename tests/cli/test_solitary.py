@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,21 @@ def test_only_rank_0_prints(
     monkeypatch.setenv(name, "1")
     done = inside(*command)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", [("run", "own.toml"), ("workload", "own.csv", "--dry-run")])
+def test_a_step_of_another_number_of_ranks_says_how_many_to_start(
+    inside, monkeypatch, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.csv").write_text("ranks,op,bytes,dtype,group\n0-3,all_reduce,4096,float,\n")
+    Path("own.toml").write_text('axes.backends = "gloo"\n[[workload]]\nname = "own.csv"\n')
+    for variable, value in {**TORCHRUN, "RANK": "0"}.items():
+        monkeypatch.setenv(variable, value)
+    done = inside(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "own has 4 ranks: torchrun started 2 ranks (by WORLD_SIZE=2)" in done.stderr
+    assert "start 4 ranks, or --launcher local" in done.stderr
 
 
 def test_a_pod_of_a_rank_is_no_launchers_process(inside, monkeypatch) -> None:

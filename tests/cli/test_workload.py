@@ -117,6 +117,8 @@ def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:
         (("toy:ddp", "--format", "nccl"), "--format"),
         (("toy:ddp", "--no-save", "--output", "x.jsonl"), "exclude each other"),
         (("megatron:llama3-8b", "-g", "3"), "3 ranks are no multiple of tp=2"),
+        (("m2n:dp.None->tp.None", "-g", "8"), "8 ranks are given, and m2n: llama3-8b"),
+        (("megatron:llama3-8b", "--slice", "tp", "--show", "-g", "4"), "4 ranks are given, and"),
         (("ddp:gpt2", "--show"), "did you mean gpt2-124m?"),
         (("fspd2:llama3-8b", "--show"), "did you mean fsdp2:llama3-8b?"),
         (("ddp:toy", "--show", "--layout", "ddp=2"), "did you mean dp?"),

@@ -24,6 +24,7 @@ from collbench.cli.families import (
     Tag,
     Timeout,
     list_changed,
+    refuse_without_effect,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
@@ -166,7 +167,8 @@ class WorkloadOptions:
         ),
     ] = 0
     ngpus: Annotated[
-        int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
+        int | None,
+        Option("-g", "--ngpus", "--ranks", min=1, help="Ranks: the layout's dp is changed."),
     ] = None
     shape: ShapeOptions
     source: LinkSource = ""
@@ -226,12 +228,11 @@ def _refuse_measuring(options: StepOptions) -> None:
     """Raises UsageError for options that are about measuring, where a step is only counted."""
     written = ("csv", *find_entries("writers"))
     kept = ("node", "backend", "imports", "dry_run", "save", "output", "output_format", "debug")
-    if changed := list_changed(options, *kept):
-        has = "has" if len(changed) == 1 else "have"
-        raise UsageError(
-            f"{', '.join(changed)} {has} no effect where a step is only counted",
-            "leave out what is about measuring, or --show, --link and --from",
-        )
+    refuse_without_effect(
+        list_changed(options, *kept),
+        "where a step is only counted",
+        "--show, --link and --from",
+    )
     if options.output and options.output_format not in written:
         raise UsageError(
             f"--output has no effect with --format {options.output_format} of a counted step",
@@ -312,7 +313,9 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     from collbench.show.words import list_caveats
 
     if not _is_run(request):
-        return request.make_step(ngpus), None
+        step = request.make_step(ngpus)
+        _refuse_ranks(request, step, ngpus)
+        return step, None
     if ngpus or replace(request, tflops=0.0) != Wanted(request.name):
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
         raise UsageError(f"{request.name}: a run has its step as it was measured", hint)
@@ -329,6 +332,16 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     for text in list_caveats(file.run, file.worlds):
         print_message(text)
     return step, next(matching, None)
+
+
+def _refuse_ranks(request: Wanted, step: Step, ngpus: int | None) -> None:
+    """Raises UsageError where -g is given, and the step has another number of ranks."""
+    if ngpus and ngpus != step.world:
+        larger = f", or take --ranks 0-{ngpus - 1} of a larger trace" if request.step else ""
+        raise UsageError(
+            f"{ngpus} ranks are given, and {step.name} has {step.world}",
+            f"leave -g out{larger}",
+        )
 
 
 def _make_machine(shape: ShapeOptions, source: str, node: int | None) -> Machine | None:
@@ -376,6 +389,9 @@ def _make_suite(request: Wanted, ngpus: int | None, options: StepOptions) -> Sui
     refusal.refuse_unknown_backends(axes.backends)
     ranks = member.n if member else axes.ranks[0]
     step = request.resolve(ranks, bool(member or ngpus), axes.backends)
+    if member:
+        environments.refuse_other_ranks(member, step.name, step.world)
+    _refuse_ranks(request, step, ngpus)
     walk.refuse_deadlock(step)
     axes = replace(axes, ranks=(step.world,))
     return Suite(name="workload", axes=axes, policy=policy, subjects=(step,))

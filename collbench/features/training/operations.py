@@ -28,6 +28,7 @@ FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only
 SLOW = 0.5  # seconds of a step of which one round warms up all there is
 LEAST, MORE = 10, 3  # rounds that may take so much more than the policy's time
 WATCHED = 5  # steps in which each operation is timed
+MOST_TIMED = 200_000  # operations of rank 0; of a step with more, none is timed by itself
 ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
 COUNTED = 2  # times that a step's bytes are counted
 BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds

@@ -231,18 +231,18 @@ class Timed(NamedTuple):
 def list_timed(program: Program, operation_times: Sequence[Operation]) -> list[Timed]:
     """The operations of rank 0's program that were watched."""
     count = min((len(operation.ends_ns) for operation in operation_times), default=0)
-    waits = [_waiting_spans(program, operation_times, k) for k in range(count)]
     step_spans = [under_way(program, operation_times, k) for k in range(count)]
+    step_still = [
+        _measure_covered(spans, _waiting_spans(program, operation_times, k))
+        for k, spans in enumerate(step_spans)
+    ]
     alone_times = _collect_alone_times(program, operation_times)
     timed = []
     for at, (op, times) in enumerate(zip(program.ops, operation_times, strict=True)):
         if not op.communicates or not count or not all(times.ends_ns):
             continue
         spans = [round_spans[at] for round_spans in step_spans]
-        still = [
-            common_length(union_spans([span]), wait)
-            for span, wait in zip(spans, waits, strict=True)
-        ]
+        still = [round_still[at] for round_still in step_still]
         took = [end - begin for begin, end in spans]
         alone = alone_times.get(op.label)
         timed.append(
@@ -434,6 +434,15 @@ def spans_length(spans: Spans) -> int:
 def common_length(some: Spans, others: Spans) -> int:
     """The total time that lies in both lists of spans."""
     return spans_length(some) + spans_length(others) - spans_length(union_spans([*some, *others]))
+
+
+def _measure_covered(spans: Sequence[tuple[int, int]], cover: Spans) -> list[float]:
+    """How much of each span, which may overlap, lies in ``cover``."""
+    edges = np.ravel(cover)
+    if not edges.size:
+        return [0.0] * len(spans)
+    covered = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))
+    return [float(end - begin) for begin, end in np.interp(spans, edges, covered)]
 
 
 def step_of(file: RunFile, case: Case) -> Step | None:

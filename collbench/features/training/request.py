@@ -32,26 +32,16 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     tflops: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     step: Step | None = None
 
-    @property
-    def _has_own_ranks(self) -> bool:
-        """Whether the number of ranks is not to be chosen, as that of a preset is."""
-        return bool(self.step or self.group or step_files.is_step_file(self.name))
-
     def make_step(self, world: int | None = None) -> Step:
-        """The step on so many ranks, on its own number where that is None. Raises UsageError."""
+        """The step on so many ranks; on its own number where that is None or cannot be chosen, as
+        of a file, a slice and a trace. Raises UsageError."""
         from collbench.features.training import presets  # which most suites do without
 
-        ranks = None if self._has_own_ranks else world
+        ranks = None if self.group or step_files.is_step_file(self.name) else world
         base = self.step or presets.find_step(
             self.name, self.layout, self.options, ranks, self.layers
         )
         step = reshape.slice_step(base, self.group) if self.group else base
-        if world and world != step.world:
-            larger = f", or take --ranks 0-{world - 1} of a larger trace" if self.step else ""
-            raise UsageError(
-                f"{world} ranks are given, and {step.name} has {step.world}",
-                f"leave the number out{larger}",
-            )
         step = reshape.scale_step(step, reshape.parse_share(self.scale))
         if step is not base:  # which has been looked at
             refuse_step(step)
@@ -70,8 +60,6 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return reshape.replace_averages(step, without[0]) if without else step
 
     def _on(self, ranks: int, is_given: bool) -> Step:
-        if self._has_own_ranks and not is_given:
-            return self.make_step()
         try:
             return self.make_step(ranks)
         except UsageError:

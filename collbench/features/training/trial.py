@@ -28,6 +28,7 @@ from collbench.features.training.operations import (
     LEAST,
     MESSAGE,
     MORE,
+    MOST_TIMED,
     WATCHED,
     Played,
     choose_warmup,
@@ -105,8 +106,8 @@ class _Known(NamedTuple):
 
 
 class StepTrial:
-    """One step on one rank, from its groups to the outcomes of its parts. ``tell`` gets at rank 0,
-    now and then, the outcomes so far."""
+    """One step on one rank, from its groups to the outcomes of its parts. ``report`` gets at rank
+    0, now and then, the outcomes so far."""
 
     def __init__(
         self,
@@ -192,11 +193,8 @@ class StepTrial:
         samples, stop = yield from self._rounds(samplers, sync, conditions, guard)
         if self._common:
             self._common.check()
-        alone = self._alone(sync, samples)
         sent = self._sent()
-        everyones = self._gathered(self._watch(sync), alone)
-        if self._policy.blame:
-            self._blame(everyones[0], sync)
+        everyones = self._time_operations(sync, samples)
         self._enter(Phase.CHECKING)
         if wrong := self._check("after timing"):
             return wrong
@@ -278,9 +276,10 @@ class StepTrial:
         conditions: _Known,
         guard: Guard | None = None,
     ) -> Steps[tuple[list[Samples], Stop]]:
-        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Those so far
-        are told of now and then, and all in the end, as data is checked after much else. Where the
-        first rounds all find a rank late for their windows, the next begin at a barrier."""
+        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Outcomes are
+        reported about every second, and once more after the last round, as it takes long until
+        data is checked again. Where the first rounds all find a rank late for their windows, the
+        next begin at a barrier."""
         lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
         rounds: list[list[Samples]] = []
         began, stop = time.perf_counter(), 0
@@ -364,6 +363,19 @@ class StepTrial:
         spent = seconds * (1 + 0.5 / number) >= most_seconds(self._job, policy, number)
         return STOPS.index("budget") if spent and number >= FEWEST else 0
 
+    def _time_operations(
+        self, sync: Sync, step_samples: Sequence[Samples]
+    ) -> list[list[Operation]]:
+        """The times of each operation of the ranks that were watched, rank 0 first; none where that
+        has too many."""
+        if len(self._step.program(0).ops) > MOST_TIMED:
+            return []
+        alone = self._alone(sync, step_samples)
+        operation_times = self._gathered(self._watch(sync), alone)
+        if self._policy.blame:
+            self._blame(operation_times[0], sync)
+        return operation_times
+
     def _alone(self, sync: Sync, step_samples: Sequence[Samples]) -> dict[str, list[int]]:
         """Times of operations by themselves, by what they are: on the slowest rank, at rank 0. All
         ranks take part in each, those that have no such operation by doing nothing. Messages are
@@ -404,16 +416,15 @@ class StepTrial:
 
     def _watch(self, sync: Sync) -> list[list[list[list[int]]]]:
         """By rank, what it saw of each step that was watched. Where operations of all ranks are too
-        many, those of rank 0 alone, once at least."""
-        ops, n = max(1, len(self._program.ops)), self._control.n
-        of_all, of_first = (MOST_WATCHED // (2 * ops * ranks) for ranks in (n, 1))
-        most, by_all = self._control.decide(
-            [min(WATCHED, of_all or max(1, of_first)), int(of_all > 0)]
-        )
+        many, rank 0 alone is watched, once at least."""
+        total = sum(len(program.ops) * len(program.ranks) for program in self._step.programs)
+        counts = total, len(self._step.program(0).ops)
+        of_all, of_first = (MOST_WATCHED // (2 * max(1, count)) for count in counts)
+        most = min(WATCHED, of_all or max(1, of_first))
         steps = [self._once_watched(sync) for _ in range(most)]
-        if by_all:
+        if of_all:
             return self._control.collect(steps)
-        return [self._control.broadcast(steps), *[[]] * (n - 1)]
+        return [self._control.broadcast(steps)]
 
     def _once_watched(self, sync: Sync) -> list[list[int]]:
         """The times at which operations of a watched step began and ended, and the program began to
@@ -428,7 +439,9 @@ class StepTrial:
     def _blame(self, operation_times: list[Operation], sync: Sync) -> None:
         """Adds to rank 0's operations what steps take without those that it waits for longest: each
         left out by all that meet in it, in rounds, beside the whole step."""
+        self._beat()  # each of these takes long where there are many operations
         timed = list_timed(self._step.program(0), operation_times)
+        self._beat()
         longest = sorted(timed, key=lambda entry: (entry.took * (entry.hidden - 1), -entry.took))[
             :BLAMED
         ]
@@ -437,6 +450,7 @@ class StepTrial:
             operation.at: operation.who
             for operation in list_played(self._step, 0, case.backend, case.algorithm)
         }
+        self._beat()
         index_of = {operation.what.who: operation.what.at for operation in self._ops}
         places = [entry.at for entry in longest if entry.at in first]
         plays = [self._player.without(index_of.get(first[at])) for at in places]
@@ -459,7 +473,7 @@ class StepTrial:
     def _gathered(
         self, watched: Sequence[list[list[list[int]]]], alone: dict[str, list[int]]
     ) -> list[list[Operation]]:
-        """The times seen of each operation of each rank's program, by rank."""
+        """The times of each operation of the ranks that were watched, by rank."""
         operations = []
         for rank, steps in enumerate(watched):
             ops = self._step.program(rank).ops

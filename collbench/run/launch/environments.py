@@ -275,6 +275,16 @@ def describe_member(member: Membership) -> str:
     return f"{member.launcher} started {format_count(member.n, 'rank')}{by}"
 
 
+def refuse_other_ranks(member: Membership, name: str, n: int) -> None:
+    """Raises UsageError for what runs on another number of ranks than a launcher started."""
+    if n != member.n:
+        count = format_count(n, "rank")
+        raise UsageError(
+            f"{name} has {count}: {describe_member(member)}",
+            f"start {count}, or --launcher local starts that many ranks on this host",
+        )
+
+
 def _is_pbs(row: Launcher, variables: Variables) -> bool:
     return row.name == "pbs" and bool(_first_value(variables, row.rank) and pbs_hosts(variables))
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core.text import format_bandwidth, format_count, format_duration, format_size
+from collbench.features.training.operations import MOST_TIMED
 from collbench.features.training.overlap import (
     Overlap,
     Phase,
@@ -101,6 +102,7 @@ def make_document(file: RunFile) -> Document:
         if step and step.recorded:
             brief += ["", _recorded_table(overlap, step.recorded), ""]
         brief += _describe_contended(file, overlap, step) + _describe_wire(file, overlap, step)
+        brief += _describe_untimed(overlap, step)
         if phases:
             brief += ["", _make_table(phases), tone_text(LEGEND, "quiet")]
         if step and (blame := _blamed_table(overlap, step)):
@@ -247,6 +249,15 @@ def _describe_contended(file: RunFile, overlap: Overlap, step: Step | None) -> l
     return [tone_text(sentence, "notice")]
 
 
+def _describe_untimed(overlap: Overlap, step: Step | None) -> list[str]:
+    """A sentence, in a list, that a step has too many operations to time them; empty where it has
+    not."""
+    count = len(step.program(0).ops) if step else 0
+    if count <= MOST_TIMED or overlap.step_record.operations:
+        return []
+    return [f"no single operation was timed: rank 0 has {count:,}, more than {MOST_TIMED:,}"]
+
+
 def _describe_wire(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
     """Text on the bytes that links carried, against what the operations need; empty where that is
     unknown."""
@@ -387,10 +398,10 @@ def make_section(view: View) -> Section | None:
             title = view.prefix_run(
                 number, f"{name_step(case)} on {case.label}, {format_count(case.n, 'rank')}"
             )
-            tables.append(_parts_table(title, overlap))
-            if overlap.step_record.stop == "cut":
-                tables[-1] = replace(tables[-1], note=_describe_cut(overlap))
             step = step_of(file, case)
+            notes = [_describe_cut(overlap)] if overlap.step_record.stop == "cut" else []
+            note = "; ".join([*notes, *_describe_untimed(overlap, step)])
+            tables.append(replace(_parts_table(title, overlap), note=note))
             if step and step.recorded:
                 recorded_table = _recorded_table(overlap, step.recorded)
                 tables.append(replace(recorded_table, title=f"{title}: replayed beside recorded"))

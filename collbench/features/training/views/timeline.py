@@ -91,8 +91,8 @@ def draw_operations(
             bars[kind].append(Bar(rank, lane, *when, op.kind, (op.label, op.source)))
     caption = "One step: when each operation was under way, and when the program stood still."
     watched = sum(any(times.ends_ns for times in ops) for ops in operation_times)
-    is_alone = watched == 1 < len(operation_times)
-    caption += " Only rank 0 was watched." if is_alone else name_first_ranks(len(operation_times))
+    is_alone = watched == 1 < step.world
+    caption += " Only rank 0 was watched." if is_alone else name_first_ranks(step.world)
     return draw_timeline(f"{title}: one step", caption, bars, "ms after the step's begin")
 
 

@@ -79,6 +79,18 @@ def test_a_step_has_its_own_number_of_ranks_where_the_user_gave_none(
         options.change_suite(read, ngpus="2")
 
 
+@pytest.mark.parametrize("ngpus", ["", "2,4"])
+def test_ranks_of_a_suite_are_not_those_of_a_file_or_a_slice(tmp_path: Path, ngpus: str) -> None:
+    """A preset runs on each of them."""
+    names = ['"own.csv"', '"megatron:llama3-70b"\nslice = "tp"\nlayers = 4', '"toy:ddp"']
+    tables = [f"[[workload]]\nname = {name}\n" for name in names]
+    axes = f"[axes]\nranks = {'[2]' if ngpus else '[2, 4]'}\nbackends = 'gloo'\n"
+    read = toml.load_suite(str(suite(tmp_path, axes + "".join(tables))))
+    subjects = options.change_suite(read, ngpus=ngpus).subjects
+    worlds = sorted((step.name.partition(" ")[0], step.world) for step in subjects)
+    assert worlds == [("ddp:toy", 2), ("ddp:toy", 4), ("megatron:llama3-70b", 8), ("own", 2)]
+
+
 def test_ranks_of_the_command_line_are_those_that_requests_are_asked_with(tmp_path: Path) -> None:
     (path := tmp_path / "loss.toml").write_text("[[lifecycle_loss]]\nrank = 3\n")
     assert options.change_suite(toml.load_suite(str(path)), ngpus="4").subjects[0].world == 4
@@ -157,6 +169,7 @@ def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
     read = toml.load_suite(str(traced(tmp_path)))
     (step,) = read.resolve().subjects
     assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
+    assert options.change_suite(read, ngpus="4").subjects == (step,)
     assert [op.nbytes for op in step.programs[0].ops] == [128]
     rows, _ = matching.match_rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]
     assert [job.subject for job in rows[0].jobs.values()] == [step, step]
@@ -177,11 +190,6 @@ def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
         (('"job"', "3"), "trace", ""),
         (('trace = "job"', 'name = "toy:ddp"'), "unknown field `gaps`", ""),
         (('trace = "job"', "step = {}"), "step: there is no such key", "trace"),
-        (
-            ("[axes]", "[axes]\nranks = 4"),
-            "4 ranks are given, and replay:job gaps=none has 2",
-            "--ranks 0-3",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_trace_is_told_with_its_table(

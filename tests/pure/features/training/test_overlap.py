@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from collbench.features.training import overlap
 from collbench.features.training.overlap import (
     bound_mean,
     divide_phases,
@@ -341,3 +343,31 @@ def test_times_by_themselves_are_looked_up_by_label(monkeypatch: pytest.MonkeyPa
     timed = list_timed(Program((0,), ops), [seen((0, 1), alone=(5,))] * 40)
     assert [one.alone for one in timed] == [5] * 40
     assert len(labels) <= 2 * len(ops)
+
+
+def test_waits_of_a_step_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each operation anew they take minutes where there are many."""
+    count, sorted_spans = 60, []
+    merge = overlap.union_spans
+
+    def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        sorted_spans.extend(spans := [*spans])
+        return merge(spans)
+
+    monkeypatch.setattr(overlap, "union_spans", union)
+    queued = Op(kind="all_reduce", nbytes=8, dtype="float", op="sum")
+    ops = (queued, Op(kind="compute", flops=1.0), Op(kind="wait")) * count
+    rng = np.random.default_rng(1)
+    begins = np.cumsum(rng.integers(1, 9, len(ops)))
+    ends = begins + rng.integers(0, 30, len(ops))
+    watched = [seen((int(b), int(e))) for b, e in zip(begins, ends, strict=True)]
+    program = Program((0,), ops)
+    timed = list_timed(program, watched)
+    assert len(sorted_spans) <= len(ops)
+    spans = overlap.under_way(program, watched, 0)
+    waits = overlap._waiting_spans(program, watched, 0)
+    assert any(0 < entry.hidden < 1 for entry in timed)
+    assert [(entry.took, entry.hidden) for entry in timed] == [
+        (end - begin, 1 - overlap.common_length([(begin, end)], waits) / max(1, end - begin))
+        for begin, end in spans[::3]
+    ]

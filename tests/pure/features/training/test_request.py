@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from collbench.core.errors import UsageError
 from collbench.features.training.request import Wanted
 
 OWN = "ranks,op,bytes,dtype,group\n0-1,all_reduce,4096,float,\n"
@@ -20,16 +19,19 @@ OWN = "ranks,op,bytes,dtype,group\n0-1,all_reduce,4096,float,\n"
         (Wanted("m2n:dp.None->tp.None", layers=1), 8, 12),  # 8 that train and 4 that generate
     ],
 )
-def test_ranks_that_a_step_does_not_have_are_refused(
-    request_: Wanted, ranks: int, own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_step_of_a_fixed_number_of_ranks_runs_on_that_number(
+    request_: Wanted,
+    ranks: int,
+    own: int,
+    is_given: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.csv").write_text(OWN)
-    for make in (request_.make_step, lambda ranks: request_.resolve(ranks, True, ["gloo"])):
-        with pytest.raises(UsageError, match=f"{ranks} ranks are given, and .* has {own}"):
-            make(ranks)
-        assert make(own).world == own
-    assert request_.resolve(ranks, False, ["gloo"]).world == own
+    assert request_.make_step(ranks).world == own
+    assert request_.resolve(ranks, is_given, ["gloo"]).world == own
 
 
 @pytest.mark.parametrize("is_given", [True, False])

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from collbench.features.training import trial as steps
+from collbench.features.training.step import Op, Program, Step
+from collbench.records.types import Operation
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import Samples, Sync
 from collbench.run.rank.outcome import CaseOutcome, FailedCase, MeasuredCase, Timing
+from collbench.suite.case import Case
 from tests.helpers.steps import without_pause
 
+CASE = Case(collective="step", backend="gloo", n=1, nbytes=8, dtype="uint8", subject="x #1")
 KNOWN = steps._Known(0, 0, "window")
 
 
@@ -105,22 +109,76 @@ def test_rounds_are_joined_only_where_they_may_suffice(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("ops", "ranks", "steps_watched", "everyone"),
-    [(100, 2, 5, True), (3000, 8, 5, False), (8000, 8, 2, False), (30_000, 2, 1, False)],
+    ("ops", "others", "ranks", "steps_watched", "everyone"),
+    [
+        (100, 100, 2, 5, True),
+        (3000, 3000, 8, 5, False),
+        (8000, 8000, 8, 2, False),
+        (30_000, 30_000, 2, 1, False),
+        (10, 30_000, 2, 5, False),
+    ],
 )
 def test_where_operations_are_too_many_rank_0_is_watched_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, ops: int, ranks: int, steps_watched: int, everyone: bool
+    monkeypatch: pytest.MonkeyPatch,
+    ops: int,
+    others: int,
+    ranks: int,
+    steps_watched: int,
+    everyone: bool,
 ) -> None:
-    trial = make_trial()
-    trial._program = SimpleNamespace(ops=[None] * ops)  # type: ignore[assignment]
+    trial, members = make_trial(), ((0,), tuple(range(1, ranks)))
+    both = zip(members, (ops, others), strict=True)
+    programs = [Program(of, (Op(kind="compute"),) * count) for of, count in both]
+    trial._step = Step("x", ranks, tuple(programs))
     trial._control = SimpleNamespace(  # type: ignore[assignment]
         n=ranks,
-        decide=lambda values: values,
         collect=lambda value: [value] * ranks,
         broadcast=lambda value: value,
     )
     monkeypatch.setattr(trial, "_once_watched", lambda sync: [[1]])
     watched = trial._watch(Sync("none", Control(0, 1), None))
-    assert [len(seen) for seen in watched] == [
-        steps_watched if rank == 0 or everyone else 0 for rank in range(ranks)
-    ]
+    assert [len(seen) for seen in watched] == [steps_watched] * (ranks if everyone else 1)
+
+
+@pytest.mark.parametrize(("ops", "is_timed"), [(200_000, True), (200_001, False)])
+def test_of_a_step_with_far_too_many_operations_none_is_timed(
+    monkeypatch: pytest.MonkeyPatch, ops: int, is_timed: bool
+) -> None:
+    """Their times would be a message, and a line of the run, of many megabytes."""
+    trial = make_trial(blame=True)
+    program = Program((0,), (Op(kind="compute"),) * ops)
+    trial._step = Step("x", 1, (program,))
+    trial._control = Control(0, 1)
+    done: list[str] = []
+    monkeypatch.setattr(trial, "_alone", lambda sync, samples: done.append("alone") or {})
+    seen = [[1] * ops] * 3
+    monkeypatch.setattr(trial, "_once_watched", lambda sync: done.append("watch") or seen)
+    monkeypatch.setattr(trial, "_blame", lambda times, sync: done.append("blame"))
+    times = trial._time_operations(Sync("none", Control(0, 1), None), [])
+    assert done == ["alone", "watch", "blame"] * is_timed
+    assert [len(operations) for operations in times] == [ops] * is_timed
+
+
+def test_ranks_show_life_while_the_longest_operations_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which takes long where there are many."""
+    trial, beats = make_trial(), 0
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+
+    def find(program: Program, times: Any) -> list[Any]:
+        assert beats
+        return []
+
+    program = Program((0,), (Op(kind="compute"),))
+    trial._step, trial._job = Step("x", 1, (program,)), SimpleNamespace(case=CASE)  # type: ignore[assignment]
+    trial._ops, trial._beat, trial._rank = [], beat, 1
+    monkeypatch.setattr(steps, "list_timed", find)
+    monkeypatch.setattr(trial, "_action", lambda part: print)
+    monkeypatch.setattr(trial, "_sampler", lambda play: play)
+    monkeypatch.setattr(steps, "_measure_round", lambda samplers, lots, sync: [])
+    trial._blame([Operation()], Sync("none", Control(0, 1), None))
+    assert beats > 1

@@ -16,9 +16,10 @@ from collbench.features.training.overlap import Overlap, Phase, find_overlaps
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Recorded, Step
 from collbench.features.training.views import steps, timeline, workload
-from collbench.records.types import Operation, Record
+from collbench.records.types import Operation, Record, RunFile
 from collbench.show import programs
 from collbench.show.document import tone_text
+from collbench.show.views.series import make_view
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
 
@@ -121,6 +122,11 @@ def test_what_a_step_took_in_its_trace_stands_beside_what_it_takes() -> None:
 
 def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> str:
     """What is told of a step in whose world ranks may be cramped."""
+    file = make_ran(cramped, compute, stop)
+    return " ".join(map(str, steps.make_document(file).brief))
+
+
+def make_ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> RunFile:
     ops = (Op(kind="compute", flops=1e9), Op(kind="all_reduce", nbytes=8, dtype="float", op="sum"))
     step = Step("x", 2, (Program((0, 1), ops),), compute=compute)  # type: ignore[arg-type]
     suite = Suite(name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), subjects=(step,))
@@ -128,8 +134,7 @@ def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> st
         Record(case=each, status="ok", world=0, times_ns=[ns * MS] * 8, stop=stop)  # type: ignore[arg-type]
         for each, ns in zip(suite.resolve().expand()[0], (12, 10, 4), strict=True)
     ]
-    file = make_file(records, [world(n=2, cramped=cramped)], suite=suite)
-    return " ".join(map(str, steps.make_document(file).brief))
+    return make_file(records, [world(n=2, cramped=cramped)], suite=suite)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +183,17 @@ def test_csv_of_steps_of_which_one_was_not_watched_has_the_columns_of_all() -> N
     assert first["operations"] == "" and "kind: all_reduce" in second["operations"]
 
 
+@pytest.mark.parametrize(("most", "is_told"), [(1, True), (2, False)])
+def test_a_step_with_too_many_operations_to_time_them_is_told(
+    monkeypatch: pytest.MonkeyPatch, most: int, is_told: bool
+) -> None:
+    monkeypatch.setattr(steps, "MOST_TIMED", most)
+    sentence = "no single operation was timed: rank 0 has 2, more than 1"
+    assert (sentence in ran()) is is_told
+    section = steps.make_section(make_view([make_ran()]))
+    assert section and (sentence in section.tables[0].note) is is_told
+
+
 @pytest.mark.parametrize("fake", [True, False])
 def test_of_a_step_on_fake_gpus_no_time_is_shown(fake: bool) -> None:
     one = overlap((11.0,) * 6, 10, 4)
@@ -198,7 +214,9 @@ def test_a_timeline_has_queued_operations_once_they_are_under_way_and_waits_befo
         Operation(begins_ns=[100 * MS], ends_ns=[110 * MS], waits_ns=[20 * MS]),
     ]
     step = Step("x", 2, (Program((0, 1), ops),))
-    figure = timeline.draw_operations("x", step, [seen, [Operation()] * 3])
+    earlier = timeline.draw_operations("x", step, [seen, [Operation()] * 3])  # as a run of 0.1
+    figure = timeline.draw_operations("x", step, [seen])
+    assert figure == earlier
     assert "Only rank 0 was watched" in figure.caption
     data = figure.data
     bars = {trace["name"]: [*zip(trace["base"], trace["x"], strict=True)] for trace in data}
