@@ -403,8 +403,10 @@ class BudgetPace(Pace):
         return [ahead.job for ahead in self._ahead.pop(0)]
 
     def accept(self, record: Record) -> Record:
-        """Learns what such cases take: a call of a job with parts is one of each, that of a job
-        with groups is the slowest group's. The leader's record comes last."""
+        """The record as the last one of its case. Learns what such cases take: a call of a job with
+        parts is one of each, that of a job with groups is the slowest group's. The leader's record
+        comes last."""
+        record = msgspec.structs.replace(record, again=True)
         if not record.case.is_leader:
             self._siblings.append(record)
             return record
