@@ -23,6 +23,7 @@ from collbench.core.text import format_count
 from collbench.features.backends.findings import CheckRow, ContractFindings, State
 from collbench.features.backends.measurable import ContractRequest
 from collbench.machine import environment
+from collbench.records.derive import NOT_OPENED
 from collbench.records.types import Record, World
 from collbench.run import refusal, session
 from collbench.run.order import Order
@@ -112,6 +113,7 @@ def _measure_suite(suite: Suite) -> Finished:
     except CollbenchError as e:
         trouble, refused = e.reason, isinstance(e, CannotRun)
     records = [record for record, _ in reporter.arrived]
+    refused = refused and any(record.note.startswith(NOT_OPENED) for record in records)
     seconds = time.monotonic() - began
     worlds = list(reporter.worlds.values())
     if not trouble and reporter.ended:
