@@ -23,7 +23,6 @@ from collbench.core.text import format_count
 from collbench.features.backends.findings import CheckRow, ContractFindings, State
 from collbench.features.backends.measurable import ContractRequest
 from collbench.machine import environment
-from collbench.records.derive import NOT_OPENED
 from collbench.records.types import Record, World
 from collbench.run import refusal, session
 from collbench.run.order import Order
@@ -112,8 +111,9 @@ def _measure_suite(suite: Suite) -> Finished:
         session.execute_order(order, lambda: reporter)
     except CollbenchError as e:
         trouble, refused = e.reason, isinstance(e, CannotRun)
+        # which a backend that refuses everything anywhere does to itself
+        refused = refused and not all(map(refusal.refuse_anywhere, suite.expand()[0]))
     records = [record for record, _ in reporter.arrived]
-    refused = refused and any(record.note.startswith(NOT_OPENED) for record in records)
     seconds = time.monotonic() - began
     worlds = list(reporter.worlds.values())
     if not trouble and reporter.ended:

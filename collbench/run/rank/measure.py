@@ -421,8 +421,8 @@ class Protocol:
         batches = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}
         calls = batches.get(mode, 0)
         self._inner = (job.inner if job else None) or calls
-        self._first = max(1, calls)
         self._skips_warming = policy.warmup == 0 and bool(self._inner)
+        self._first = self._inner if self._skips_warming else max(1, calls)
         self.iters = (job.samples if job else None) or (None if mode in batches else policy.iters)
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:

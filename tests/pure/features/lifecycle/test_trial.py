@@ -120,6 +120,7 @@ class Store:
 
     def __init__(self, looks: int = 0) -> None:
         self.keys: list[str] = []
+        self.waits: list[float] = []
         self._looks = looks
 
     def add(self, key: str, number: int) -> int:
@@ -131,6 +132,11 @@ class Store:
     def check(self, keys: list[str]) -> bool:
         self._looks -= 1
         return self._looks < 0
+
+    def wait(self, keys: list[str], limit: timedelta) -> None:
+        self.waits.append(limit.total_seconds())
+        if self._looks > 0:
+            raise RuntimeError("wait timeout")
 
 
 def run_life(backend: str, hosts: list[str], answers: list[Any], **fields: Any) -> Any:
@@ -159,9 +165,11 @@ def test_all_ranks_hear_that_rank_0_has_no_mpirun() -> None:
 def test_a_rank_that_is_done_shows_that_it_lives_until_all_are() -> None:
     """Else it would be taken for silent where ranks of several hosts wait longer."""
     beats: list[int] = []
-    life: dict[str, Any] = {"store": Store(3), "beat": lambda: beats.append(1)}
+    store = Store(3)
+    life: dict[str, Any] = {"store": store, "beat": lambda: beats.append(1)}
     ended = run_life("gloo", ["a", "b"], [None, {}], _watch=lambda given: {}, **life)
     assert len(beats) == 3 and ended == []
+    assert store.waits == [1.0] * 3  # as others' lives use the store meanwhile
 
 
 def test_a_rank_that_cannot_start_a_life_keeps_none_waiting() -> None:
@@ -171,7 +179,7 @@ def test_a_rank_that_cannot_start_a_life_keeps_none_waiting() -> None:
     store = Store()
     with pytest.raises(CannotRun, match="no process"):
         run_life("gloo", ["a", "b"], [None, {}], _watch=fail, store=store)
-    assert store.keys == ["the end"]
+    assert store.keys == [torch_life.LOADED, "the end"]
 
 
 def test_who_came_least_far_is_named() -> None:
@@ -233,7 +241,7 @@ def test_the_limit_of_a_life_counts_from_when_its_library_is_loaded(
     trial: Any = object.__new__(LifeTrial)
     trial._beat, trial._case, trial._store = None, SimpleNamespace(n=2), Store()
     report = trial._watch(SimpleNamespace(limit=7.0))["0"]
-    assert limits == [trials.STARTING, *[trials.STARTING, 7.0] * has_loaded]
+    assert limits == [trials.STARTING, *[7.0] * has_loaded]
     assert trial._store.keys == [torch_life.LOADED]
     hung = f"silence: rank 0 has not come past first call in {seconds:g} s"
     assert report["trouble"] == hung
