@@ -43,6 +43,7 @@ from collbench.run.rank.outcome import (
 )
 from collbench.suite.faults import parse_faults
 
+LOOK_SHARE = 0.25  # of the time since it began, a wait lasts until its next look at the store
 PATIENCE = 3.0  # a library's own limit for waiting is this part of a life's
 NO_MEETING = "MPI_Init finds the other ranks itself: its time is in communicator_init"
 
@@ -89,13 +90,22 @@ class _Watcher:
         self, point: str, seconds: float, is_open: Callable[[], bool] = lambda: True
     ) -> None:
         """Wait until a point is in the store, as long as something is open, at most so long, and
-        show that this rank is alive. The store is asked rarely, as lives use it meanwhile."""
-        end = time.monotonic() + seconds
+        show that this rank is alive. The store is asked ever more rarely, as lives that are
+        measured use it meanwhile; its own wait would print warnings."""
+        begun = next_look = time.monotonic()
+
+        def is_waiting() -> bool:
+            nonlocal next_look
+            if not is_open():
+                return False
+            now = time.monotonic()
+            if now < next_look:
+                return True
+            next_look = now + min(LOOK, LOOK_SHARE * (now - begun))
+            return not self._store.check([point])
+
         with suppress(RuntimeError):  # rank 0 has ended, and its store with it
-            while is_open() and not self._store.check([point]) and time.monotonic() < end:
-                self._beat()
-                with suppress(RuntimeError):  # not yet
-                    self._store.wait([point], timedelta(seconds=LOOK))
+            wait_while(is_waiting, seconds, self._beat)
 
     def _wait_for_loading(self, watched: Watched) -> bool:
         """Wait until the processes that this rank watches have loaded their library, or ended;

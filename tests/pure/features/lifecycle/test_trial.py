@@ -15,7 +15,7 @@ from factories import case
 from steps import without_pause
 
 from collbench.core.errors import CannotRun
-from collbench.features.lifecycle import torch_life
+from collbench.features.lifecycle import torch_life, watching
 from collbench.features.lifecycle import trial as trials
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.trial import LifeTrial, LossTrial
@@ -120,7 +120,6 @@ class Store:
 
     def __init__(self, looks: int = 0) -> None:
         self.keys: list[str] = []
-        self.waits: list[float] = []
         self._looks = looks
 
     def add(self, key: str, number: int) -> int:
@@ -132,11 +131,6 @@ class Store:
     def check(self, keys: list[str]) -> bool:
         self._looks -= 1
         return self._looks < 0
-
-    def wait(self, keys: list[str], limit: timedelta) -> None:
-        self.waits.append(limit.total_seconds())
-        if self._looks > 0:
-            raise RuntimeError("wait timeout")
 
 
 def run_life(backend: str, hosts: list[str], answers: list[Any], **fields: Any) -> Any:
@@ -165,11 +159,30 @@ def test_all_ranks_hear_that_rank_0_has_no_mpirun() -> None:
 def test_a_rank_that_is_done_shows_that_it_lives_until_all_are() -> None:
     """Else it would be taken for silent where ranks of several hosts wait longer."""
     beats: list[int] = []
-    store = Store(3)
-    life: dict[str, Any] = {"store": store, "beat": lambda: beats.append(1)}
+    life: dict[str, Any] = {"store": Store(3), "beat": lambda: beats.append(1)}
     ended = run_life("gloo", ["a", "b"], [None, {}], _watch=lambda given: {}, **life)
-    assert len(beats) == 3 and ended == []
-    assert store.waits == [1.0] * 3  # as others' lives use the store meanwhile
+    assert len(beats) >= 3 and ended == []
+
+
+def test_a_store_that_lives_use_is_rarely_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked, beats = [0.0], list[float](), list[float]()
+
+    class Late(Store):
+        def check(self, keys: list[str]) -> bool:
+            asked.append(now[0])
+            return now[0] >= 10.0
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    for module in (trials, watching):
+        monkeypatch.setattr(module, "time", clock)
+    trial: Any = object.__new__(LifeTrial)
+    trial._store, trial._beat = Late(), lambda: beats.append(now[0])
+    trial._wait_for("the end", 60.0)
+    assert 10.0 <= now[0] <= 11.0 + watching.LOOK
+    assert len(asked) < 50 and len(beats) > 1000
 
 
 def test_a_rank_that_cannot_start_a_life_keeps_none_waiting() -> None:
@@ -241,7 +254,7 @@ def test_the_limit_of_a_life_counts_from_when_its_library_is_loaded(
     trial: Any = object.__new__(LifeTrial)
     trial._beat, trial._case, trial._store = None, SimpleNamespace(n=2), Store()
     report = trial._watch(SimpleNamespace(limit=7.0))["0"]
-    assert limits == [trials.STARTING, *[7.0] * has_loaded]
+    assert limits == [trials.STARTING, *[trials.STARTING, 7.0] * has_loaded]
     assert trial._store.keys == [torch_life.LOADED]
     hung = f"silence: rank 0 has not come past first call in {seconds:g} s"
     assert report["trouble"] == hung
