@@ -146,6 +146,12 @@ def _guard(function: Callable[..., Any], name: str, word: str) -> Callable[..., 
     return call
 
 
+def runs_on_cpus(name: str) -> bool:
+    """Whether a backend is known to do its work on CPUs: not where it is from outside."""
+    info = backend_info(name)
+    return bool(info.threads) and not info.contract and info is not PLUGIN
+
+
 def backend_names() -> list[str]:
     """The backends of this package, of files that were named and of installed packages, sorted."""
     return sorted({*own_backends(), *_files, *backend_sources.list_entry_points()})

@@ -407,7 +407,7 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
     records: list[Record] = []
     run: Run | None = None
     end: End | None = None
-    ended_worlds: int | None = None
+    ended_worlds = 0
     for line in lines:
         end = None
         match line:

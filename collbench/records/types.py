@@ -376,7 +376,7 @@ class Record(_Line, frozen=True, tag="record"):
     bits: list[str] = []  # digests of two calls on floats that must be rounded; one if they agree
     first_wrong: FirstWrong | None = None
     seconds: float = 0.0  # that the case took, all told
-    again: bool = False  # measured twice: replaces the first record in its world, and holds it
+    again: bool = False  # the last of its case in its world: stands for an earlier one, if any
     injected: str = ""  # faults that were planted (faults.py)
     told: ToolTime | None = None  # of an imported record, whose times_ns are often empty
     chose: Choice | None = None  # what the library ran
@@ -418,7 +418,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     end: End | None
     path: Path
     nbytes: int = 0  # of its file, where it was read whole
-    ended_worlds: int | None = None  # of parts that have ended; None where none has
+    ended_worlds: int = 0  # of parts that could write their end
 
     @property
     def backends(self) -> set[str]:

@@ -86,15 +86,16 @@ def scratch_bytes(case: Case) -> int:
 
 
 def checked_bytes(case: Case) -> int:
-    """The bytes that a rank takes on its host for what results are compared with; on a GPU it is
-    little."""
+    """The bytes that a rank takes on its host for what results are compared with: none where they
+    are on a GPU."""
     return 0 if backend_info(case.backend).gpu else payload.count_table_bytes(case)
 
 
 def background_bytes(case: Case, policy: Policy) -> int:
     """The bytes that a rank takes for what is in the case's background, if anything is."""
     if other := backgrounds.background_case(case):
-        return scratch_bytes(other) + buffer_bytes(other, policy) + owned_bytes(other)
+        beside = scratch_bytes(other) + owned_bytes(other) + checked_bytes(other)
+        return beside + buffer_bytes(other, policy)
     on_gpu = bool(backend_info(case.backend).gpu)
     return count_computing_bytes(case.background, on_gpu)
 

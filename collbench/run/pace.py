@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.backend_info import backend_info
+from collbench.core.backend_info import backend_info, runs_on_cpus
 from collbench.core.collectives import COLLECTIVE
 from collbench.records import stats
 from collbench.records.derive import BROKE_LATER, is_without_samples
@@ -49,7 +49,9 @@ SPARE = 0.03  # of a budget is kept for what ends a run
 
 SLACK = 1.3  # by how much a case may take longer than the like of it has
 
-DOUBT = 0.9  # by this share a guess may be too long, until a case of its kind has been measured
+# by this share a guess may be too long, until a case of its kind has been measured: on CPUs, and
+# where the device is a GPU or not known
+DOUBT_ON_CPUS, DOUBT = 0.5, 0.9
 
 LARGE = 1 << 20  # bytes: what smaller cases take does not tell what larger ones do
 
@@ -353,25 +355,27 @@ class Cost(NamedTuple):
 
 
 class GuessedJob(NamedTuple):
-    """A job that is to come: the key of its case, whether that is large, and what it may take."""
+    """A job that is to come: the key of its case, whether that is large, what it may take, and by
+    which share of it that may be too long."""
 
     job: Job
     key: str
     is_large: bool
     guess: Cost
+    doubt: float
 
 
 class BudgetPace(Pace):
     """Jobs one by one, each with its share of what is left of ``seconds``, which run from now on.
     Where that does not suffice for a few samples of all that are to come, the costliest are
     dropped, which ``drop`` is told. Until a small or a large case has been measured, such cases
-    may take a tenth of what is guessed."""
+    count with half or a tenth of what is guessed, so that the first may overrun."""
 
     def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job], None]) -> None:
         self._drop = drop
         self._until = time.monotonic() + seconds * (1 - SPARE)
         self._most = policy.resolved(False).max_seconds or 0.0
-        self._ahead: list[list[GuessedJob]] = []  # of this world and those to come
+        self._entries: list[list[GuessedJob]] = []  # of this world and those to come
         self._costs: dict[str, Cost] = {}
         # of small and large cases: seen, guessed
         self._cost_pairs: dict[bool, deque[tuple[Cost, Cost]]] = {
@@ -385,34 +389,36 @@ class BudgetPace(Pace):
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
-        guessed = list(map(self._guess, current.jobs))
-        kinds = {ahead.is_large for of_world in self._ahead for ahead in of_world}
+        entries = list(map(self._guess, current.jobs))
+        kinds = {entry.is_large for of_world in self._entries for entry in of_world}
         # what is learned of the cheapest of a kind goes for the others
         cheapest = {
-            ahead.is_large: ahead
-            for ahead in sorted(guessed, key=lambda ahead: -ahead.guess.least)
-            if ahead.is_large not in kinds
+            entry.is_large: entry
+            for entry in sorted(entries, key=lambda entry: -entry.guess.least)
+            if entry.is_large not in kinds
         }
-        guessed.sort(key=lambda ahead: ahead is not cheapest.get(ahead.is_large))
-        self._ahead.append(guessed)
+        entries.sort(key=lambda entry: entry is not cheapest.get(entry.is_large))
+        self._entries.append(entries)
         return msgspec.structs.replace(current, jobs=[], open=True)
 
     def drop_world(self, current: Plan) -> Sequence[Job]:
         """The jobs of the plan that are left; those without time in the budget were dropped
         before."""
-        return [ahead.job for ahead in self._ahead.pop(0)]
+        return [entry.job for entry in self._entries.pop(0)]
 
     def accept(self, record: Record) -> Record:
-        """Learns what such cases take: a call of a job with parts is one of each, that of a job
-        with groups is the slowest group's. The leader's record comes last."""
+        """The record as the last one of its case. Learns what such cases take: a call of a job with
+        parts is one of each, that of a job with groups is the slowest group's. The leader's record
+        comes last."""
+        record = msgspec.structs.replace(record, again=True)
         if not record.case.is_leader:
             self._siblings.append(record)
             return record
         among = record.case.siblings  # a resumed run may hear of others without their leader
         siblings = [record, *(r for r in self._siblings if r.case in among)]
         self._siblings.clear()
-        measured = self._out.pop(record.case, None)
-        if measured is not None and record.status == "ok":
+        entry = self._out.pop(record.case, None)
+        if entry is not None and record.status == "ok":
             timed = [r.times_ns for r in siblings if r.times_ns]  # one may be left out
             combine = np.max if record.case.groups else np.sum
             if len({*map(len, timed)}) == 1:
@@ -422,8 +428,8 @@ class BudgetPace(Pace):
                 call = float(combine([np.median(of_one) for of_one in timed])) / 1e9
                 spent = float(combine([np.sum(of_one) for of_one in timed])) / 1e9
             cost = Cost(max(0.0, record.seconds - spent), call)
-            self._costs[measured.key] = cost
-            self._cost_pairs[measured.is_large].append((cost, measured.guess))
+            self._costs[entry.key] = cost
+            self._cost_pairs[entry.is_large].append((cost, entry.guess))
             self._correct()
         return record
 
@@ -433,25 +439,25 @@ class BudgetPace(Pace):
         if self._ended:  # which is when the world before had done its last
             self._start, self._ended = now - self._ended, 0.0
         share = self._shared_out(now)
-        remaining = self._ahead[0]
+        remaining = self._entries[0]
         if not remaining:
-            self._ahead.pop(0)
+            self._entries.pop(0)
             self._ended = now
             return []
-        ahead = remaining.pop(0)
-        most = self._most * runner_of(ahead.job.case).parts
-        seconds = min(most, FEWEST_SAMPLES * self._cost(ahead).call + share)
-        self._out[ahead.job.case] = ahead
-        return [msgspec.structs.replace(ahead.job, seconds=seconds, least=FEWEST_SAMPLES)]
+        entry = remaining.pop(0)
+        most = self._most * runner_of(entry.job.case).parts
+        seconds = min(most, FEWEST_SAMPLES * self._cost(entry).call + share)
+        self._out[entry.job.case] = entry
+        return [msgspec.structs.replace(entry.job, seconds=seconds, least=FEWEST_SAMPLES)]
 
     def _shared_out(self, now: float) -> float:
         """Seconds for each case beyond the few samples that it must have; drops those for which
         there is no time, the costliest first, and of alike ones the last."""
         cheapest_first = sorted(
-            (least, SLACK * (least - self._doubt(ahead)), world, index)
-            for world, of_world in enumerate(self._ahead)
-            for index, ahead in enumerate(of_world)
-            for least in [self._cost(ahead).least]
+            (least, SLACK * (least - self._doubt(entry)), world, index)
+            for world, of_world in enumerate(self._entries)
+            for index, entry in enumerate(of_world)
+            for least in [self._cost(entry).least]
         )
         worlds = Counter(world for _, _, world, _ in cheapest_first)
         spare = (
@@ -463,34 +469,35 @@ class BudgetPace(Pace):
         dropped = set()
         while cheapest_first and spare < 0:
             _, seconds, world, index = cheapest_first.pop()
-            self._drop(self._ahead[world][index].job)
+            self._drop(self._entries[world][index].job)
             dropped.add((world, index))
             worlds[world] -= 1
             spare += seconds + (self._start if world and not worlds[world] else 0.0)
-        for number, of_world in enumerate(self._ahead) if dropped else ():
+        for number, of_world in enumerate(self._entries) if dropped else ():
             of_world[:] = [
-                ahead for index, ahead in enumerate(of_world) if (number, index) not in dropped
+                entry for index, entry in enumerate(of_world) if (number, index) not in dropped
             ]
         return spare / len(cheapest_first) if cheapest_first else 0.0
 
-    def _cost(self, ahead: GuessedJob) -> Cost:
+    def _cost(self, entry: GuessedJob) -> Cost:
         """The cost of a case: as seen in an earlier cycle, else a guess. The guess is corrected by
         what other cases took: by a sum for what every case costs, by a factor for what grows with
         the size."""
-        cost = self._costs.get(ahead.key)
+        cost = self._costs.get(entry.key)
         if cost is not None:
             return cost
-        per_call, factor, call = self._corrections[ahead.is_large]
-        return Cost(per_call + factor * ahead.guess.fixed, call * ahead.guess.call)
+        per_call, factor, call = self._corrections[entry.is_large]
+        return Cost(per_call + factor * entry.guess.fixed, call * entry.guess.call)
 
-    def _doubt(self, ahead: GuessedJob) -> float:
+    def _doubt(self, entry: GuessedJob) -> float:
         """Seconds by which what is guessed of a case may be too long."""
-        return 0.0 if self._cost_pairs[ahead.is_large] else DOUBT * ahead.guess.least
+        return 0.0 if self._cost_pairs[entry.is_large] else entry.doubt * entry.guess.least
 
     def _guess(self, job: Job) -> GuessedJob:
         runner = runner_of(job.case)
         guess = Cost(runner.guess_fixed(job, self._policy), runner.guess_call(job))
-        return GuessedJob(job, job.case.key, job.case.nbytes >= LARGE, guess)
+        doubt = DOUBT_ON_CPUS if runs_on_cpus(job.case.backend) else DOUBT
+        return GuessedJob(job, job.case.key, job.case.nbytes >= LARGE, guess, doubt)
 
     def _correct(self) -> None:
         """Works out the corrections anew, for small and large cases: seconds that every case costs,

@@ -131,6 +131,7 @@ class Gathered(Reporter):
         self.worlds: dict[int, World] = {}
         self.arrived: list[Outcome] = []
         self._index_by_case = {case: index for index, case in enumerate(cases)}
+        self._arrived_cases: set[Case] = set()
 
     def world(self, world: World) -> None:
         """Keep the world by its index."""
@@ -138,8 +139,9 @@ class Gathered(Reporter):
 
     def record(self, record: Record, row: Derived | None) -> None:
         """Keep the record; it replaces the one before where the case was measured again."""
-        if record.again:
+        if record.again and record.case in self._arrived_cases:
             self.arrived = [outcome for outcome in self.arrived if outcome[0].case != record.case]
+        self._arrived_cases.add(record.case)
         self.arrived.append((record, row))
 
     def end(self, end: End, path: Path | None) -> None:

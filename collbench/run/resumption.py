@@ -21,14 +21,14 @@ from collbench.core.text import format_count, plain_line
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, is_broken
-from collbench.records.types import SCHEMA, Record, Run, RunFile, World, is_budgeted
+from collbench.records.types import SCHEMA, Record, Run, RunFile, World
 from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
 from collbench.run.refusal import refuse_unknown_backends
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
-# options by which a run's command names the hosts of its ranks, and what these import
+# options of a run's command that name the hosts of its ranks, or what ranks import
 KEPT_OPTIONS = ("--launcher", "--hosts", "--ssh", "--address", "--placement", "--import")
 
 HOSTS_SHOWN = 4  # that a refusal names
@@ -75,17 +75,6 @@ def _find_values(run: Run, option: str) -> list[str]:
     ]
 
 
-def describe_part(run: Run, budget: float | None) -> Run:
-    """The run as a part of it that goes on is shown: with that part's budget, if any."""
-    words = [
-        word
-        for before, word in itertools.pairwise(["", *run.command])
-        if "--budget" not in (before, word.partition("=")[0])
-    ]
-    words += [] if budget is None else [f"--budget={budget:g}s"]
-    return msgspec.structs.replace(run, command=words)
-
-
 def load_algorithms(run: Run, spellings: str) -> None:
     """Load the run's algorithms that are in files, which ``spellings`` name anew: a run's file
     alone runs nothing. Raises UsageError where words are missing or too many."""
@@ -119,8 +108,8 @@ def load_algorithms(run: Run, spellings: str) -> None:
 
 def load_backends(run: Run, names: Sequence[str]) -> None:
     """Hold the backends of files that were named anew, which are known by these ``names``, against
-    those of the run: a run's file alone runs nothing. Raises UsageError where one is missing or too
-    many, or nobody knows one."""
+    those of the run: a run's file alone runs nothing. Raises UsageError where one is missing, too
+    many or unknown."""
     swept = run.suite.values("backends")
     own = f"the run's backends are {', '.join(swept)}"
     for name in names:
@@ -224,14 +213,11 @@ class Resumption:
     @cached_property
     def cut_off(self) -> list[Record]:
         """Records of a run that was killed, of cases that were to be measured a second time. A part
-        of a run that could write its end says so of each (pace.without_second_pass); that of the
-        run's own command has no second pass where it has a budget."""
+        of a run that could write its end says so of each (pace.without_second_pass)."""
         file = self.file
         if file is None or file.end:
             return []
-        if file.ended_worlds is None and is_budgeted(file.run.command):
-            return []
-        before = {world.index for world in file.worlds[: file.ended_worlds or 0]}
+        before = {world.index for world in file.worlds[: file.ended_worlds]}
         return [
             record
             for record in file.records
@@ -279,8 +265,12 @@ class Resumption:
     @property
     def reported(self) -> list[World | Record]:
         """The lines that a reporter got of the run: its worlds and the records that are kept, but
-        for cases that were left out."""
-        records = [record for record in self.kept_records if not is_unplanned(record)]
+        for cases that were left out. None of them waits for a second pass."""
+        records = [
+            msgspec.structs.replace(record, again=True)
+            for record in self.kept_records
+            if not is_unplanned(record)
+        ]
         return [*(self.file.worlds if self.file else ()), *records]
 
     def plan_remaining(

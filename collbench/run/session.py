@@ -194,12 +194,11 @@ class _Session:
         self._order, self._prepared, self._reporter = order, prepared, reporter
         self._ranks = world
         self._earlier = prepared.earlier
-        if order.resumed is None:
-            self._run = _describe_run(order, prepared.suite, world, before)
-        elif prepared.jobs:
-            self._run = resumption.describe_part(order.resumed.run, order.budget)
-        else:
-            self._run = order.resumed.run
+        self._run = (
+            order.resumed.run
+            if order.resumed
+            else _describe_run(order, prepared.suite, world, before)
+        )
         self._writer: run_file.Writer | None = None
         self._begun = False
         self._worlds: dict[int, World] = {}
@@ -278,9 +277,6 @@ class _Session:
             self._writer = store.open_writer(self._run, self._order.output)
         for record in self._earlier.cut_off:
             self._keep(without_second_pass(record))
-        if self._writer and self._order.resumed and not self._order.resumed.end:
-            killed = End(exit=Exit.INTERRUPTED, ended=time_now(), note="killed")
-            write_line(self._writer, killed)  # so that its part is told from this one
         self.begin()
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
@@ -373,8 +369,8 @@ class _Session:
             self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
             row = self._derive(line)
-            shown = line if self._reporter.needs_samples else derive.digest_record(line, row)
-            self._reporter.record(shown, row)
+            record = line if self._reporter.needs_samples else derive.digest_record(line, row)
+            self._reporter.record(record, row)
 
     def _check_reader(self) -> None:
         """Raises BrokenPipeError where standard output has no reader left, and no file keeps the
@@ -387,7 +383,7 @@ class _Session:
         return derive.derive_in_run(record, world, self._prepared.suite)
 
     def _refuse_met_hosts(self, hosts: list[str]) -> None:
-        """As _refuse_hosts, and note it: the run's file is then left as it was."""
+        """As _refuse_hosts, and note it: the run's file then keeps the end that it had."""
         try:
             _refuse_hosts(self._order, hosts)
         except UsageError:

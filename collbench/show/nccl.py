@@ -46,7 +46,7 @@ from collbench.records.flags import (
     list_doubts,
     look_up,
 )
-from collbench.records.types import End, Record, Run, RunFile, World, is_budgeted
+from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show import busy
 from collbench.show.flags import explain_doubts, name_flags
@@ -324,7 +324,7 @@ class Text(Reporter):
 
     def _is_final(self, record: Record, row: Derived | None) -> bool:
         """Whether no second pass will measure the case again."""
-        if self._run.policy.iters is not None or record.again or is_budgeted(self._run.command):
+        if self._run.policy.iters is not None or record.again:
             return True
         unconverged = row is not None and UNCONVERGED in row.flags
         return not unconverged and not is_without_samples(record)

@@ -237,8 +237,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def subject_finder(self) -> Callable[[Case], Subject | None]:
         """A function that finds the subject of a case; None for a case of a collective, or of a
         feature that is not installed. Titles are digests, and so are made once."""
-        by_title = {(each.title, each.world): each for each in self.subjects if each.title}
-        return lambda case: by_title.get((case.subject, case.world))
+        subjects = {(each.title, each.world): each for each in self.subjects if each.title}
+        return lambda case: subjects.get((case.subject, case.world))
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""

@@ -197,6 +197,11 @@ def test_the_hint_names_a_file_as_a_command_would(folder: Path) -> None:
         with pytest.raises(UsageError) as caught:
             algorithms.find_variant("all_reduce", text)
         assert caught.value.hint == "name an algorithm that the file has, as in ./line.py:NAME"
+    for text in ("my-line.py", "./my-line.py", "a-b/my-line.py"):
+        with pytest.raises(UsageError) as caught:
+            algorithms.find_variant("all_reduce", algorithms.spell_algorithm(text))
+        path = text if "/" in text else f"./{text}"
+        assert f"'{text}'" in caught.value.message and caught.value.hint.endswith(f"{path}:NAME")
 
 
 def test_reading_a_run_loads_no_file(folder: Path) -> None:

@@ -277,6 +277,13 @@ def test_a_rank_that_is_lost_in_a_step_is_named(what: str, play: Play) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_that_has_no_memory_on_one_rank_is_refused_on_all(play: Play) -> None:
+    records = play(buckets(), "saboteur", sabotage="no-memory:1:4096", timeout=30.0)
+    assert {record.status for record in records} == {"skipped"}
+    assert all(record.note.startswith("rank 1 on ") for record in records)
+
+
+@pytest.mark.slow
 def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> None:
     path = tmp_path / "run.jsonl"
     words = ["toy:ddp", "-g", "2", "-n", "2", "--env", "GLOO_X=1,2", "--output", str(path)]

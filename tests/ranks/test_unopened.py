@@ -129,6 +129,16 @@ def test_a_case_that_cannot_be_prepared_is_skipped_alone(
     assert found[1024][0] == "ok"
 
 
+@pytest.mark.slow
+def test_a_background_that_has_no_memory_on_one_rank_is_refused_on_all(
+    warm: Warm, tmp_path: Path
+) -> None:
+    pace = (*SAMPLES, "--background", "all_reduce:4K")
+    _, run = measure(warm, tmp_path / "run.jsonl", "saboteur", "no-memory:1:4096", pace)
+    assert statuses(run)["saboteur"] == {"skipped"} and len(run.records) == 2
+    assert all(re.match(r"rank 1 on \S+: planted \(take smaller", note) for note in planted(run))
+
+
 @pytest.mark.parametrize(
     ("sabotage", "status", "exit", "note"),
     [

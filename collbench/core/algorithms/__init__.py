@@ -228,9 +228,10 @@ def describe_spelling(algorithm: Algorithm) -> str:
 
 def split_settings(text: str) -> tuple[str, list[str]]:
     """The name of an algorithm as given, which may have a colon itself, and its settings: ``chain``
-    and ``segments=64``. A '-' stands for '_', but for an algorithm of a file."""
+    and ``segments=64``. A '-' stands for '_', but not in the name of a file."""
     name, *settings = re.split(r":(?=\w+=)", text)
-    return name if algorithm_files.WORD.fullmatch(name) else name.replace("-", "_"), settings
+    names_file = "/" in name or re.search(r"\.py(:|$)", name)
+    return name if names_file else name.replace("-", "_"), settings
 
 
 def look_up_algorithm(owner: str, text: str) -> Algorithm | None:

@@ -111,6 +111,8 @@ def _measure_suite(suite: Suite) -> Finished:
         session.execute_order(order, lambda: reporter)
     except CollbenchError as e:
         trouble, refused = e.reason, isinstance(e, CannotRun)
+        # which a backend that refuses everything anywhere does to itself
+        refused = refused and not all(map(refusal.refuse_anywhere, suite.expand()[0]))
     records = [record for record, _ in reporter.arrived]
     seconds = time.monotonic() - began
     worlds = list(reporter.worlds.values())

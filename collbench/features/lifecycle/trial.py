@@ -19,7 +19,7 @@ from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, RankLoss
 from collbench.features.lifecycle.instructions import Instructions
 from collbench.features.lifecycle.request import SILENT, WINDOW, Life, Loss
-from collbench.features.lifecycle.torch_life import LOADED, make_store
+from collbench.features.lifecycle.torch_life import LOADED, LOOK, make_store
 from collbench.features.lifecycle.watching import (
     STARTING,
     Watched,
@@ -43,6 +43,7 @@ from collbench.run.rank.outcome import (
 )
 from collbench.suite.faults import parse_faults
 
+LOOK_SHARE = 0.25  # of the time since it began, a wait lasts until its next look at the store
 PATIENCE = 3.0  # a library's own limit for waiting is this part of a life's
 NO_MEETING = "MPI_Init finds the other ranks itself: its time is in communicator_init"
 
@@ -80,18 +81,31 @@ class _Watcher:
         return address, port
 
     def _come_to(self, point: str, ranks: int = 1) -> None:
-        """Count so many ranks as come to a point, which the last of all opens."""
-        with suppress(RuntimeError):  # the store is gone with rank 0, as is told in a moment
+        """Report that so many ranks have come to a point. The last of all ranks opens it."""
+        with suppress(RuntimeError):  # rank 0 has ended, and its store with it
             if self._store.add(f"came to {point}", ranks) == self._case.n:
                 self._store.set(point, "")
 
-    def _wait_for_all(
+    def _wait_for(
         self, point: str, seconds: float, is_open: Callable[[], bool] = lambda: True
     ) -> None:
-        """Wait until all ranks have come to a point, as long as something is open, at most so long,
-        and show that this rank is alive."""
-        with suppress(RuntimeError):
-            wait_while(lambda: is_open() and not self._store.check([point]), seconds, self._beat)
+        """Wait until a point is in the store, as long as something is open, at most so long, and
+        show that this rank is alive. The store is asked ever more rarely, as lives that are
+        measured use it meanwhile; its own wait would print warnings."""
+        begun = next_look = time.monotonic()
+
+        def is_waiting() -> bool:
+            nonlocal next_look
+            if not is_open():
+                return False
+            now = time.monotonic()
+            if now < next_look:
+                return True
+            next_look = now + min(LOOK, LOOK_SHARE * (now - begun))
+            return not self._store.check([point])
+
+        with suppress(RuntimeError):  # rank 0 has ended, and its store with it
+            wait_while(is_waiting, seconds, self._beat)
 
     def _wait_for_loading(self, watched: Watched) -> bool:
         """Wait until the processes that this rank watches have loaded their library, or ended;
@@ -162,9 +176,12 @@ class LifeTrial(_Watcher):
             try:
                 if bench.rank == 0 or not under_mpi:
                     mine = self._watch(given)
+            except CannotRun:
+                self._come_to(LOADED)  # others wait for it there
+                raise
             finally:
                 self._come_to("the end")
-            self._wait_for_all("the end", 2 * STARTING + life.limit)
+            self._wait_for("the end", 2 * STARTING + life.limit)
         reports = bench.control.collect(mine)
         bench.board.enter(bench.rank, Phase.REPORTING)
         if bench.rank:
@@ -182,7 +199,7 @@ class LifeTrial(_Watcher):
             limit = STARTING
             in_time = self._wait_for_loading(watched)
             if in_time:
-                self._wait_for_all(LOADED, limit, is_open)
+                self._wait_for(LOADED, limit, is_open)
                 limit = given.limit
                 in_time = wait_while(is_open, limit, self._beat)
             watched.look()
@@ -212,7 +229,7 @@ class LifeTrial(_Watcher):
     def _make_outcomes(self, reports: dict[str, Any]) -> Sequence[CaseOutcome]:
         """An outcome for each phase, by its row."""
         by_rank = [reports[str(rank)] for rank in range(self._case.n)]
-        # who came least far is why others waited in vain
+        # others waited for the rank that came least far
         least_first = sorted(by_rank, key=_count_begun)
         troubles = [report["trouble"] for report in least_first if report["trouble"]]
         events = [report["events"] for report in by_rank]
@@ -342,7 +359,7 @@ class LossTrial(_Watcher):
         if imported is None:
             self._store.set("lost", str(rank))
             return {"trouble": f"rank {rank} did not start: {watched.last_complaint()}"}
-        self._wait_for_all(LOADED, STARTING)
+        self._wait_for(LOADED, STARTING)
         loaded = time.monotonic_ns()
         moment = loaded + round(1e9 * self._choose_moment())
         wait_while(lambda: time.monotonic_ns() < moment, 3600.0, self._beat)
@@ -369,16 +386,11 @@ class LossTrial(_Watcher):
         rank, limit = self._bench.rank, self._loss.limit
         self._wait_for_loading(watched)
 
-        def is_before() -> bool:
-            watched.look()
-            return not (watched.ended or self._store.check(["lost"]))
-
-        wait_while(is_before, STARTING + max(WINDOW, self._loss.at) + limit, self._beat)
-
         def is_open() -> bool:
             watched.look()
             return not watched.ended
 
+        self._wait_for("lost", STARTING + max(WINDOW, self._loss.at) + limit, is_open)
         wait_while(is_open, limit, self._beat)
         ended = watched.ended
         watched.look()

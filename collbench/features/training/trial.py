@@ -126,7 +126,8 @@ class StepTrial:
         self._on_device = bench.backend.stream is not None
         for name, lane in _list_used(self._step, self._on_device):
             self._sites[name, lane] = sites.at(self._step.family(name), lane)
-        self._ops = self._prepared()
+        with self._control.refusing_alike():  # scratch may not fit into one rank's GPU
+            self._ops = self._prepared()
         self._program = self._step.program(bench.rank)
         backend = bench.backend
         self._finish = backend.finish

@@ -175,8 +175,8 @@ class Symmetric(Base):
         if self.stream:
             torch.cuda.empty_cache()  # of copies that the case before had, which others cannot use
         if self.policy.virtual:
-            with self._control.refusing_alike():
-                return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            memory: Tensor = super().allocate(nbytes)
+            return memory
         self._buffers = self._allot(_whole_pages(nbytes))
         return self._buffers.local
 

@@ -61,10 +61,11 @@ def make_background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
     else:
         family = backgrounds.parse_background(case.background).family(case.world)
         backend = sites.at(family, "background")  # which all ranks make
-        if not any(bench.rank in group for group in family):
-            allocate_slots(backend, [], [])  # which all ranks do together
-            return None
-        task = _make_collective(bench, other, backend)
+        with bench.control.refusing_alike():  # scratch may not fit into one rank's GPU
+            if not any(bench.rank in group for group in family):
+                allocate_slots(backend, [], [])  # which all ranks do together
+                return None
+            task = _make_collective(bench, other, backend)
     beat = partial(bench.board.beat, bench.rank)
     return Behind(task, bench.backend, beat)
 

@@ -166,7 +166,7 @@ class Control:
         except torch.cuda.OutOfMemoryError as e:
             where = f"rank {self.members[self.rank]} on {environment.host_name()}"
             room, _, _ = first_line(e).partition(". Of the allocated")  # behind it: torch's own use
-            error = CannotRun(f"{where}: {room}", "take smaller sizes (-e)")
+            error = CannotRun(f"{where}: {room}", "take smaller sizes")
         problem = [error.message, error.hint] if error else None
         for reported in filter(None, self.collect(problem)):
             raise CannotRun(*reported) from error

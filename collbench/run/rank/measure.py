@@ -32,6 +32,7 @@ CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
 WARM_SHARE = 0.25  # of the time a case may be measured
 MAX_LATE = 0.25
+MIN_LATE = 3  # samples that all begin late, before others begin at a barrier
 SETTLED = 10  # samples of a new length that are not counted
 BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
 MAX_LOST = (
@@ -420,7 +421,8 @@ class Protocol:
         batches = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}
         calls = batches.get(mode, 0)
         self._inner = (job.inner if job else None) or calls
-        self._first = max(1, calls)
+        self._skips_warming = policy.warmup == 0 and bool(self._inner)
+        self._first = self._inner if self._skips_warming else max(1, calls)
         self.iters = (job.samples if job else None) or (None if mode in batches else policy.iters)
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
@@ -429,7 +431,7 @@ class Protocol:
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
         only = None
-        if not warmed:
+        if not warmed and not self._skips_warming:
             on_measure()
             only, again_ns = yield from self._look_again(sampler)
             if only is None:
@@ -488,7 +490,7 @@ class Protocol:
         if is_longer_than_case(self._policy, first_ns):
             block = 0  # the first call has touched all there is, and took more time than there is
         if fixed is not None:
-            block = fixed or min(block, 1)
+            block = 0 if self._skips_warming else fixed or min(block, 1)
         (block,) = self._control.decide([block])
         begun, done, times, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
         elapsed, blocks, quickest = 0.0, list[Samples](), first_ns
@@ -548,7 +550,7 @@ class Protocol:
     ) -> Steps[tuple[Samples | None, Stop, bool, list[int]]]:
         """The samples of all ranks, at rank 0; why they ended, whether any is valid, and the ranks
         for whose GPUs only one block was tried. ``only`` is a first block, if there is one. Where
-        all samples so far began too late for their windows, the next begin at a barrier."""
+        the first few samples all began too late for their windows, the next begin at a barrier."""
         begun = time.perf_counter() - (only.seconds if only else 0.0)
         hopeless = self._hopeless()
         blocks: list[Samples] = []
@@ -560,6 +562,7 @@ class Protocol:
         block = self.iters or max(1, min(10, int(1e9 * longest / max(pace.total, 1))))
         all_of_them = (self.iters or 0) * pace.total / 1e9
         patience = MAX_LOST * max(self._most_seconds, all_of_them)
+        enough = min(MIN_LATE, self.iters or MIN_LATE)
         stop = valid = swap = 0
         block, settle = self._control.decide([min(block, most), settle])
         self._blocks.planned = (self.iters or self._policy.max_iters) // most
@@ -574,7 +577,7 @@ class Protocol:
                     blocks[index] = blocks[index].none
                 samples_so_far = Samples.concatenate(blocks)
                 elapsed, valid = time.perf_counter() - begun, int(not samples_so_far.late.all())
-                late = len(samples_so_far.late) > 0 and not valid
+                late = len(samples_so_far.late) >= enough and not valid
                 swap = int(late and self._sync.refuse(1.0, pace.quickest))
                 time_left = 0.0 if hopeless and not valid else patience
                 block, stop = self._next_block(samples_so_far, elapsed, most, time_left)

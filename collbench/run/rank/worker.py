@@ -118,9 +118,9 @@ def load_sources(plan: Plan) -> None:
 
 
 def judge_cache(job: Job, device: torch.device, policy: Policy) -> Cache:
-    """What a record says of a job's data in caches: on an accelerator that its plan did not know it
-    is cold if it outgrows the cache there, and small where torch does not tell that cache's
-    size."""
+    """Whether a job's data are in caches, for its record: on an accelerator that its plan did not
+    know they are cold if they outgrow the cache there, and small where torch does not tell that
+    cache's size."""
     case = job.case
     is_planned = case.subject or device.type == "cpu" or backend_info(case.backend).gpu
     if job.cache != "cold" or is_planned:

@@ -388,9 +388,18 @@ def test_a_budget_is_kept(clock: Clock, seconds: float, slow: float) -> None:
 def test_what_a_guess_alone_has_no_time_for_is_not_dropped(clock: Clock) -> None:
     """As by the guess of a CPU where a library of its own has the GPUs: 8 GiB take minutes by it,
     and seconds in fact."""
-    swept = [*SWEPT, case(1 << 30, n=2), case(8 << 30, n=2)]
+    swept = [case(each.nbytes, n=2, backend="ucc") for each in SWEPT]
+    swept += [case(nbytes, n=2, backend="ucc") for nbytes in (1 << 30, 8 << 30)]
     took, found, dropped = spent(clock, 120.0, 0.02, swept=swept)
     assert not dropped and len(found) == 3 * len(swept) and took <= 120.0
+
+
+@pytest.mark.parametrize(("backend", "is_dropped"), [("gloo", True), ("ucc", False)])
+def test_a_guess_for_cpus_is_doubted_less(clock: Clock, backend: str, is_dropped: bool) -> None:
+    """A case of which half of the guess does not fit."""
+    swept = [case(8 << 30, n=2, backend=backend)]
+    _, found, dropped = spent(clock, 40.0, 0.02, cycles=1, swept=swept)
+    assert (len(found), len(dropped)) == ((0, 1) if is_dropped else (1, 0))
 
 
 def test_what_a_tenth_of_its_guess_has_no_time_for_is_dropped_at_once(clock: Clock) -> None:

@@ -152,3 +152,15 @@ def test_the_limit_of_a_hang_counts_the_ranks_of_a_host_and_the_levels_of_hosts(
     assert limit == pytest.approx(base + turns * (1 << 30) / rate)
     (world,) = plan.plan_worlds([job], Policy(), lambda n: min(n, sharers))
     assert world.timeout == limit
+
+
+def test_a_background_takes_what_its_results_are_compared_with() -> None:
+    one, policy = factories.case(background="all_reduce:64M"), Policy()
+    other = factories.case(64 << 20)
+    assert collectives.checked_bytes(other)
+    assert collectives.background_bytes(one, policy) == (
+        collectives.scratch_bytes(other)
+        + collectives.checked_bytes(other)
+        + collectives.buffer_bytes(other, policy)
+        + collectives.owned_bytes(other)
+    )

@@ -10,7 +10,7 @@ import pytest
 from collbench.core.backend_sources import IMPORTS
 from collbench.core.errors import UsageError
 from collbench.records.derive import NO_TIME_LEFT
-from collbench.records.types import RunFile
+from collbench.records.types import Record, RunFile
 from collbench.run import resumption
 from collbench.run.launch.local import Launcher
 from collbench.run.order import Order, prepare_order
@@ -80,12 +80,11 @@ def test_a_backend_that_nobody_knows_now_is_refused(
     resumption.load_backends(run, ())
 
 
-@pytest.mark.parametrize("budget", ["--budget=5m", "--budget 5m"])
-def test_a_part_that_goes_on_is_shown_with_its_own_budget(budget: str) -> None:
-    run = factories.run("r", command=["collbench", *budget.split(), "-g", "2"])
-    assert resumption.describe_part(run, None).command == ["collbench", "-g", "2"]
-    within = resumption.describe_part(run, 60.0).command
-    assert within == ["collbench", "-g", "2", "--budget=60s"]
+def test_no_record_that_is_kept_waits_for_a_second_pass() -> None:
+    (case,) = factories.sized(1)
+    file = factories.make_file([factories.record(case, stop="budget", seconds=5.0)])
+    (*_, reported) = resumption.Resumption(file).reported
+    assert isinstance(reported, Record) and reported.again
 
 
 def resume_world(launcher: str, hosts: list[str], backend: str = "gloo") -> RunFile:

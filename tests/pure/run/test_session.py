@@ -348,7 +348,7 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
 def drop_end(path: Path) -> None:
     """Make the file that of a part that was killed before it could say so."""
     lines = path.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if '"again":true' not in line]
+    kept = [line for line in lines if '"stop":"cut"' not in line]
     path.write_text("".join(kept[:-1]))
 
 
@@ -370,6 +370,34 @@ def test_a_killed_part_without_a_budget_of_a_run_with_one_goes_on_with_its_secon
     assert not {*first} & {*later}
     _, last = pass_over(path, monkeypatch, None, resumed=killed)
     assert {*last} == {*later}
+
+
+def test_a_killed_part_with_a_budget_keeps_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    pass_over(path, monkeypatch, KeyboardInterrupt(), budget=60.0)
+    pass_over(path, monkeypatch, KeyboardInterrupt(), resumed=run_file.read_file(path), budget=60.0)
+    drop_end(path)
+    killed = run_file.read_file(path)
+    assert len(killed.records) == 2 and Resumption(killed).cut_off == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_file_of_a_run_that_is_refused_for_its_hosts_keeps_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    path = tmp_path / "run.jsonl"
+    pass_over(path, monkeypatch, KeyboardInterrupt(), budget=60.0)
+    if is_killed:
+        drop_end(path)
+    before = run_file.read_file(path)
+    refusal = UsageError("on other hosts")
+    monkeypatch.setattr(session, "_refuse_hosts", lambda *_: _raise(refusal))
+    monkeypatch.setattr(Passing, "run", lambda ranks, plans, listener: listener.met(["a", "b"]))
+    with pytest.raises(UsageError, match="on other hosts"):
+        pass_over(path, monkeypatch, None, resumed=before, budget=60.0)
+    assert run_file.read_file(path).end == before.end
 
 
 @pytest.mark.parametrize("budget", [None, 60.0])

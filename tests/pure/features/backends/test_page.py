@@ -112,6 +112,12 @@ def test_a_backend_that_this_machine_cannot_open_has_not_failed(
     assert row.state == state and NO_ROOM in row.text
 
 
+def test_a_backend_that_refuses_everything_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check.refusal, "refuse_anywhere", lambda case: "nothing is supported")
+    row = check.judge_meaning(check.sweep_everything("gloo", quick=True))
+    assert row.state == "failed" and NO_ROOM.partition(":")[0] in row.text
+
+
 @pytest.mark.parametrize("gpus", [1, 3])
 def test_groups_are_not_checked_where_there_is_no_gpu_for_each_rank(
     monkeypatch: pytest.MonkeyPatch, gpus: int

@@ -122,6 +122,24 @@ def test_samples_that_all_begin_too_late_are_followed_by_some_that_begin_at_a_ba
     assert sync.scheme == ("barrier" if asked == "auto" else "window")
 
 
+@pytest.mark.parametrize(("iters", "scheme"), [(10, "window"), (1, "barrier")])
+def test_one_late_sample_of_some_long_ones_is_no_reason_for_a_barrier(
+    iters: int, scheme: Scheme
+) -> None:
+    control, late = Control(0, 1), [True]
+
+    class LateOnce(Sync):
+        def _meet(self) -> bool:
+            return bool(late and late.pop())
+
+    sync = LateOnce("window", control, None)
+    sampler = Sampler([(do_nothing, (0,))], 1, control, do_nothing)
+    policy = Policy(iters=iters, precision=0.05, max_seconds=5.0)
+    protocol = Protocol(policy, control, sync, lambda inner: sampler, "host")
+    without_pause(protocol._measure(sampler, _Pace(1e9, 1e9, 1e9)))
+    assert sync.scheme == scheme
+
+
 def samples_of(*by_rank: np.ndarray) -> Samples:
     """Samples of ranks, in ns."""
     ends = np.array(by_rank, np.int64)

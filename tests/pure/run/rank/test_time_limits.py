@@ -284,7 +284,9 @@ def test_without_warm_up_the_first_call_does_not_say_how_many_make_a_sample(
     assert found.warmup == 0 and found.inner == usual.inner > 1
 
 
-def count_calls(clock: Clock, warmup: int, cold_ns: int, call_ns: int) -> tuple[Measured, int]:
+def count_calls(
+    clock: Clock, warmup: int, cold_ns: int, call_ns: int, inner: int | None = None
+) -> tuple[Measured, int]:
     """What comes of three samples, the first call on which took longer; and the calls made."""
     calls: list[int] = []
 
@@ -298,10 +300,19 @@ def count_calls(clock: Clock, warmup: int, cold_ns: int, call_ns: int) -> tuple[
         Sync("none", ALONE, None),
         lambda inner: Sampler([(call, (0,))], inner, ALONE, do_nothing),
         "host",
+        Job(Case(collective="barrier", backend="gloo", n=1, nbytes=0), 1, "cold", inner=inner),
     )
     found, _ = without_pause(steps.run(15 * MS, do_nothing))
     assert found is not None
     return found, len(calls)
+
+
+@pytest.mark.parametrize("cold_ns", [10_000, 60 * MS])
+def test_without_warm_up_no_sample_is_taken_where_calls_are_given(
+    clock: Clock, cold_ns: int
+) -> None:
+    found, made = count_calls(clock, 0, cold_ns, 10_000, inner=4)
+    assert (found.warmup, found.inner, made) == (0, 4, 3 * 4)
 
 
 def test_one_cold_sample_of_warm_up_does_not_say_how_many_calls_make_a_sample(clock: Clock) -> None:
