@@ -90,8 +90,8 @@ class _Watcher:
         self, point: str, seconds: float, is_open: Callable[[], bool] = lambda: True
     ) -> None:
         """Wait until a point is in the store, as long as something is open, at most so long, and
-        show that this rank is alive. The store is asked ever more rarely, as lives that are
-        measured use it meanwhile; its own wait would print warnings."""
+        show that this rank is alive. The store is asked ever more rarely, as the lives that are
+        measured use it, too; its own wait would print warnings."""
         begun = next_look = time.monotonic()
 
         def is_waiting() -> bool:
