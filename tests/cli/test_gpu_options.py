@@ -74,7 +74,8 @@ def test_gpus_are_shared_where_it_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "detect_launcher", lambda wanted: environments.Membership)
+    member = environments.Membership("srun", 0, 8, 0, 1)
+    monkeypatch.setattr(join, "detect_launcher", lambda wanted: member)
     assert [job.case.n for job in prepare_order(order(8)).jobs] == [8]
 
 
