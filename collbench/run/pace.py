@@ -389,7 +389,7 @@ class BudgetPace(Pace):
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
-        entries = list(map(self._guess, current.jobs))
+        entries = list(map(self._guess_job, current.jobs))
         kinds = {entry.is_large for of_world in self._entries for entry in of_world}
         # what is learned of the cheapest of a kind goes for the others
         cheapest = {
@@ -454,7 +454,7 @@ class BudgetPace(Pace):
         """Seconds for each case beyond the few samples that it must have; drops those for which
         there is no time, the costliest first, and of alike ones the last."""
         cheapest_first = sorted(
-            (least, SLACK * (least - self._doubt(entry)), world, index)
+            (least, SLACK * (least - self._count_doubt(entry)), world, index)
             for world, of_world in enumerate(self._entries)
             for index, entry in enumerate(of_world)
             for least in [self._cost(entry).least]
@@ -489,11 +489,11 @@ class BudgetPace(Pace):
         per_call, factor, call = self._corrections[entry.is_large]
         return Cost(per_call + factor * entry.guess.fixed, call * entry.guess.call)
 
-    def _doubt(self, entry: GuessedJob) -> float:
+    def _count_doubt(self, entry: GuessedJob) -> float:
         """Seconds by which what is guessed of a case may be too long."""
         return 0.0 if self._cost_pairs[entry.is_large] else entry.doubt * entry.guess.least
 
-    def _guess(self, job: Job) -> GuessedJob:
+    def _guess_job(self, job: Job) -> GuessedJob:
         runner = runner_of(job.case)
         guess = Cost(runner.guess_fixed(job, self._policy), runner.guess_call(job))
         doubt = DOUBT_ON_CPUS if runs_on_cpus(job.case.backend) else DOUBT

@@ -145,7 +145,7 @@ def _of_tensors(form: Form, place: Place) -> Side:
 
 
 def _draw_part(form: Form, place: Place, rank: int, filling: int, part: int = 0) -> np.ndarray:
-    """What a rank gives, a row for each call; of reduce_scatter the part of one receiver."""
+    """The bytes that a rank gives, a row for each call; of reduce_scatter one receiver's part."""
     shape = form.together, form.nbytes
     return place.draw(rank, filling, math.prod(shape), part).reshape(shape)
 

@@ -229,8 +229,8 @@ class StepTrial:
     def _sync(self) -> Sync:
         bench, late = self._bench, self._planted.tarry if self._planted else do_nothing
         sync = Sync(bench.scheme, self._control, bench.board, bench.meet, self._common, late)
-        if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
-            sync.scheme = "barrier"
+        if sync.refuse(0.0, math.inf):
+            sync.begin_at_barrier(self._policy.sync)
         return sync
 
     def _action(self, part: str) -> Callable[[], object]:
@@ -258,8 +258,8 @@ class StepTrial:
         ]
         refused = sync.refuse(sum(late) / max(1, len(late)), first)
         (swap,) = self._control.decide([int(refused or first > LONG_NS)])
-        if swap and self._policy.sync == "auto":
-            sync.scheme = "barrier"
+        if swap:
+            sync.begin_at_barrier(self._policy.sync)
         if not (self._rank or self._bench.in_turns):
             latest = [
                 int(part_samples.times.sum())
@@ -300,8 +300,8 @@ class StepTrial:
                 reported = time.perf_counter()
             refused = self._begin_too_late(len(rounds)) and sync.refuse(1.0, math.inf)
             stop, swap = self._control.decide([stop, int(refused)])
-            if swap and self._policy.sync == "auto":
-                sync.scheme = "barrier"
+            if swap:
+                sync.begin_at_barrier(self._policy.sync)
         return _join_rounds(rounds), STOPS[stop]
 
     def _add_round(self, rounds: list[list[Samples]], parts: list[Samples]) -> None:
@@ -372,7 +372,7 @@ class StepTrial:
         if len(self._step.program(0).ops) > MOST_TIMED:
             return []
         alone = self._alone(sync, step_samples)
-        operation_times = self._gathered(self._watch(sync), alone)
+        operation_times = self._gathered(self._watch_steps(sync), alone)
         if self._policy.blame:
             self._blame(operation_times[0], sync)
         return operation_times
@@ -415,7 +415,7 @@ class StepTrial:
 
         return [counted.count_once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
 
-    def _watch(self, sync: Sync) -> list[list[list[list[int]]]]:
+    def _watch_steps(self, sync: Sync) -> list[list[list[list[int]]]]:
         """By rank, what it saw of each step that was watched. Where operations of all ranks are too
         many, rank 0 alone is watched, once at least."""
         total = sum(len(program.ops) * len(program.ranks) for program in self._step.programs)

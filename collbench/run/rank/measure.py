@@ -124,6 +124,11 @@ class Sync:
             )
         return bool(self.refused)
 
+    def begin_at_barrier(self, asked: str) -> None:
+        """Begin the next samples at a barrier, unless the user ``asked`` for a scheme."""
+        if asked == "auto":
+            self.scheme = "barrier"
+
     def __call__(self) -> bool:
         """Wait for the common start; whether this rank was late for it."""
         late = self._meet()
@@ -444,7 +449,8 @@ class Protocol:
         longer = max(repeats, sampler.inner) / sampler.inner
         refused = self._sync.refuse(late, pace.quickest * longer)
         repeats, swap = self._control.decide([repeats, int(refused)])
-        self._begin_at_barrier(bool(swap))
+        if swap:
+            self._sync.begin_at_barrier(self._policy.sync)
         if repeats > sampler.inner:
             typical, dirty = typical / sampler.inner, sampler.dirty
             sampler = self._make(repeats)
@@ -582,18 +588,14 @@ class Protocol:
                 time_left = 0.0 if hopeless and not valid else patience
                 block, stop = self._next_block(samples_so_far, elapsed, most, time_left)
             block, stop, valid, swap = self._control.decide([block, stop, valid, swap])
-            self._begin_at_barrier(bool(swap))
+            if swap:
+                self._sync.begin_at_barrier(self._policy.sync)
             if block == 0:
                 if self._guard:
                     self._guard.end(bool(valid))
                 return samples_so_far, STOPS[stop], bool(valid), hopeless
             if held_back and self._guard:
                 self._guard.pause(PAUSE_SHARE * self._most_seconds)
-
-    def _begin_at_barrier(self, refused: bool) -> None:
-        """Begin the next samples there if windows are refused, unless they are asked for."""
-        if refused and self._policy.sync == "auto":
-            self._sync.scheme = "barrier"
 
     def _hopeless(self) -> list[int]:
         """Ranks whose GPUs have been held back so long that one more block tells."""

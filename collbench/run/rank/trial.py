@@ -119,8 +119,8 @@ class Trial:
         self._enter(Phase.CHECKING)
         self._refresh_clock()
         sync = self._sync()
-        if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
-            sync.scheme = "barrier"
+        if sync.refuse(0.0, math.inf):
+            sync.begin_at_barrier(self._policy.sync)
         firsts = self._control.gather(np.array([self._timed_first(sync)]))
         first_ns = 0 if firsts is None else int(firsts.max())  # rank 0 decides by the slowest's
         slow = self._takes_longer_than_there_is(first_ns)

@@ -32,13 +32,15 @@ Sizes = Mapping[
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How an advice is verified. ``sweeps`` are those that it comes from (make_sweeps makes them of
-    cases): their sizes are those among which two are neighbours, and each case is measured with its
-    backend, datatype, placement and mode. ``format`` is one of FORMATS. ``budget`` is in seconds:
-    rounds and the time of a case follow from it, and rows that it has no time for are not
-    verified. ``command`` is what a run keeps as its command line. ``folder`` is where the file lies
-    while ranks read it, a private one where it is None: name one that all hosts see where
-    ``source`` gives places on several."""
+    """Terms by which an advice is verified.
+
+    ``sweeps`` are those that it comes from (make_sweeps makes them of cases): their sizes are those
+    among which two are neighbours, and each case is measured with its backend, datatype, placement
+    and mode. ``format`` is one of FORMATS. ``budget`` is in seconds: rounds and the time of a case
+    follow from it, and rows that it has no time for are not verified. ``command`` is what a run
+    keeps as its command line. ``folder`` is where the file lies while ranks read it, a private one
+    where it is None: name one that all hosts see where ``source`` gives places on several.
+    """
 
     format: Any
     sweeps: tuple[Axes, ...]

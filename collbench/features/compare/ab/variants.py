@@ -144,12 +144,12 @@ def apply_variant(cases: Iterable[Case], variant: Variant) -> list[Case]:
     """The cases with the backend and algorithm of this side, each once."""
     changes = {name: getattr(variant, name) for name in variant.differs}
 
-    def change(case: Case) -> Case:
+    def change_case(case: Case) -> Case:
         changed = msgspec.structs.replace(case, **changes)
         name = algorithms.spell_algorithm(changed.algorithm, case.collective)
         return msgspec.structs.replace(changed, algorithm=name)
 
-    return list(dict.fromkeys(map(change, cases)))
+    return list(dict.fromkeys(map(change_case, cases)))
 
 
 def _is_secret(word: str) -> bool:

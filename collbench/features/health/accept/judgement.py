@@ -77,7 +77,7 @@ class Untested(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """What the rows of runs come to. ``findings`` are wrong data, broken cases and hosts that
+    """The answer that rows of runs give. ``findings`` are wrong data, broken cases and hosts that
     changed from run to run, ``open`` reasons for which nothing is decided, ``contradictions`` rows
     of which tables ask different things."""
 

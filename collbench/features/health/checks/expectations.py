@@ -141,8 +141,8 @@ def are_different(one: Expected, other: Expected) -> bool:
 
 
 def describe_machine(night: Night) -> Machine:
-    """Where the runs of a night were made. GPUs are named as their ranks name them: the environment
-    has all of a host, in the words of NVML or AMD SMI, and no slices."""
+    """The machine of a night's runs. GPUs are named as their ranks name them: the environment has
+    all of a host, in the words of NVML or AMD SMI, and no slices."""
     names = {state.name for entry in night.records for state in entry.record.gpus} or {
         str(device.get("name"))
         for file in night.files

@@ -156,7 +156,7 @@ class Fleet(NamedTuple):
         return [node for node in self.judged if not node.checked and not node.wrong_cases]
 
     @property
-    def unsound(self) -> list[Node]:
+    def unsound_nodes(self) -> list[Node]:
         """Nodes of which other checks than that of times found something, by name."""
         return [node for node in self.nodes if node.findings]
 

@@ -82,7 +82,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
     findings = [
         *map(_find_wrong, fleet.wrong_nodes),
         *map(_find_wrong_unnamed, fleet.wrong_unnamed),
-        *(finding for node in fleet.unsound for finding in node.findings),
+        *(finding for node in fleet.unsound_nodes for finding in node.findings),
         *(_find_slow(fleet, node) for node in fleet.odd),
         *(finding for group in fleet.groups if (finding := _find_unlike(group, fleet.groups[0]))),
         *(_find_levels(group) for group in fleet.groups if group.levels),
@@ -125,7 +125,7 @@ def _summarise(fleet: Fleet, state: State) -> str:
     if odd:
         names = list_several(f"{node.host} ({format_signed(node.worst[1])})" for node in odd)
         parts.append(f"{format_count(len(odd), 'odd node')}: {names}")
-    if unsound := fleet.unsound:
+    if unsound := fleet.unsound_nodes:
         names = list_several(f"{node.host} ({_name_checks(node)})" for node in unsound)
         parts.append(f"{format_count(len(unsound), 'unsound node')}: {names}")
     lacking = [*describe_apart(fleet), *_describe_unverified(fleet)]
@@ -294,7 +294,7 @@ def _list_checks(fleet: Fleet) -> list[Checked]:
 
 
 def _has_found(fleet: Fleet, check: str) -> bool:
-    return any(finding.check == check for node in fleet.unsound for finding in node.findings)
+    return any(finding.check == check for node in fleet.unsound_nodes for finding in node.findings)
 
 
 def _check_completeness(fleet: Fleet) -> Checked:

@@ -58,7 +58,7 @@ def main() -> int:
             return 2
     if not reasons:
         print("drain: no host is blamed with certainty; nothing is done", file=sys.stderr)
-    elif why := refuse(len(reasons), ended, options):
+    elif why := explain_refusal(len(reasons), ended, options):
         print(f"drain: {why}; nothing is done", file=sys.stderr)
         return 1
     taken = list_taken(options.where, reasons) if reasons else []
@@ -77,7 +77,7 @@ def main() -> int:
     return max([take(host, reason, options.dry_run) for host, reason in reasons.items()], default=0)
 
 
-def refuse(blamed: int, ended: str, options: argparse.Namespace) -> str:
+def explain_refusal(blamed: int, ended: str, options: argparse.Namespace) -> str:
     """Why hosts are not taken out of service by such a verdict, or an empty string."""
     reasons = []
     hours = count_hours(ended)

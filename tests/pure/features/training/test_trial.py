@@ -136,7 +136,7 @@ def test_where_operations_are_too_many_rank_0_is_watched_all_the_same(
         broadcast=lambda value: value,
     )
     monkeypatch.setattr(trial, "_once_watched", lambda sync: [[1]])
-    watched = trial._watch(Sync("none", Control(0, 1), None))
+    watched = trial._watch_steps(Sync("none", Control(0, 1), None))
     assert [len(seen) for seen in watched] == [steps_watched] * (ranks if everyone else 1)
 
 
