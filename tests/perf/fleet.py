@@ -262,7 +262,7 @@ def make_report(args: argparse.Namespace) -> list[str]:
         "`python tests/perf/fleet.py SEED.jsonl… --output reports/fleet.md`; see `collbench help"
         " fleet` for the rules.",
         "",
-        f"Seeds are real runs on one virtual machine of 2 cores that others used: {rows} rows of"
+        f"Seeds are real runs on one virtual machine of 2 cores: {rows} rows of"
         f" {min(launches)} to {max(launches)} usable launches. A synthetic node's launch takes a"
         " real launch's record of each row, with all its times multiplied. There, launches of a"
         f" row lie apart by {np.median(real):.0%} (median of rows, 1.4826 MAD), as nodes of a"
@@ -295,6 +295,8 @@ def main() -> None:
     parser.add_argument("--read", type=Path, help="only read the runs of this folder")
     parser.add_argument("--suite", action="store_true", help="print the suite of the seeds")
     args = parser.parse_args()
+    if args.folder:
+        args.folder.mkdir(parents=True, exist_ok=True)
     if args.suite:
         print(SUITE, end="")
         return
