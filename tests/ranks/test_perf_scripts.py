@@ -126,7 +126,6 @@ SMALL: dict[str, tuple[Form, ...]] = {
     "machine_code.py": (Form("--architectures 90 --output out.md", needs=("triton", "history")),),
     "mpi_native.py": (Form("--rounds 1 --sizes 8 --samples 10 --output out.md", needs=("mpi",)),),
     "nights.py": (Form("--repeat .001 --output out.md"),),
-    "order.py": (Form("--trials 1 --runs 1 --most 64 --ranks 2 --output out.md"),),
     "p2p.py": (
         Form(
             "--turns 1 --sizes 8 --calls 10 --benchmarks PingPong --output out.md",

@@ -38,7 +38,7 @@ from collbench.features.advise.types import (
     Unadvised,
     describe_gain,
 )
-from collbench.records import paired
+from collbench.records import paired, stats
 from collbench.records.paired import Shift
 from collbench.records.types import Choice
 
@@ -127,16 +127,6 @@ class Standing(NamedTuple):
         return self.answer == "faster" and not self.barred
 
 
-def adjust_by_holm(ps: Sequence[float]) -> list[float]:
-    """The p of each of so many tests that Holm's procedure rejects by: the k-th smallest times the
-    number of tests from it on, no less than any smaller one's, and at most 1."""
-    adjusted, largest = [0.0] * len(ps), 0.0
-    for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        largest = max(largest, (len(ps) - rank) * ps[index])
-        adjusted[index] = min(1.0, largest)
-    return adjusted
-
-
 def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
     """All advice that the evidence allows. ``is_same_order``: only settings that are known to add
     in the order of the default."""
@@ -219,7 +209,7 @@ def judge_contests(contests: Sequence[Contest]) -> list[Outcome]:
         for contest, can in zip(contests, able, strict=True)
     ]
     ps = [_find_p(contest, test) for contest, test in zip(contests, tests, strict=True) if test]
-    adjusted = iter(adjust_by_holm(ps))
+    adjusted = iter(stats.adjust_holm(ps))
     return [
         _judge_contest(contest, test, next(adjusted) if test else 1.0, number)
         for contest, test in zip(contests, tests, strict=True)

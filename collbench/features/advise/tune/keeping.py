@@ -17,9 +17,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from collbench.core.text import format_size
-from collbench.features.advise.judgement import ALPHA, adjust_by_holm
+from collbench.features.advise.judgement import ALPHA
 from collbench.features.advise.types import Advice, Cell, Gain, Series
 from collbench.features.compare.verdict import SPARED, Judged
+from collbench.records import stats
 from collbench.records.choice import describe_adding, describe_heard
 from collbench.records.flags import OVERSUBSCRIBED
 from collbench.records.types import Choice
@@ -139,7 +140,7 @@ def measure_gains(
             cell = find_case_cell(row.case, nodes)
             most[cell] = max(row.hi, most.get(cell, row.hi))
     tested = [row for row in rows if row.stage == 2 and row.p is not None]
-    adjusted = adjust_by_holm([row.p or 0.0 for row in tested])
+    adjusted = stats.adjust_holm([row.p or 0.0 for row in tested])
     p_by_key = dict(zip([row.key for row in tested], adjusted, strict=True))
     return {
         cell: Gain(

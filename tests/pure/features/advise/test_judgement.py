@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from advising import DEFAULT, FORM, SERIES, SIZES, gather, launched, setting, sweep
 
-from collbench.features.advise import judgement
 from collbench.features.advise.evidence import Evidence, Form, Measured, Place
 from collbench.features.advise.judgement import (
-    adjust_by_holm,
     choose_spans,
     judge_evidence,
     list_contests,
 )
 from collbench.features.advise.types import Advised, Cell, Series, Setting, Unadvised
+from collbench.records import stats
 from collbench.records.types import Choice
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -75,13 +74,6 @@ def with_measured(evidence: Evidence, name: str, **fields: object) -> Evidence:
     return msgspec.structs.replace(evidence, cells=cells)
 
 
-def test_holm_by_hand() -> None:
-    assert adjust_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert adjust_by_holm([0.6, 0.5]) == [1.0, 1.0]
-    assert adjust_by_holm([0.02, 0.02]) == [0.04, 0.04]
-    assert adjust_by_holm([]) == []
-
-
 def count_rows(number: int, seed: int, **how: float) -> int:
     rng = np.random.default_rng(seed)
     return sum(bool(judge_evidence(sweep(rng, NOTHING, **how)).rows) for _ in range(number))  # type: ignore[arg-type]
@@ -104,7 +96,7 @@ def test_without_holm_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that is off is so at all sizes, so that two neighbours are no protection."""
     how = {"tau": 0.001, "shared": 0.05, "sigma": 0.005, "launches": 12}
     assert count_rows(15, 6, **how) <= 1
-    monkeypatch.setattr(judgement, "adjust_by_holm", list)
+    monkeypatch.setattr(stats, "adjust_holm", list)
     assert count_rows(30, 6, **how) > 1
 
 
