@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import math
 import os
 import secrets
@@ -55,6 +56,9 @@ HELLO_LIMIT = 4096
 
 
 LINE_LIMIT = 1 << 20  # Gloo of torch 2.6 tells some 150 bytes for each rank
+
+
+VALUES_LIMIT = LINE_LIMIT // 2  # bytes of values in one answer, of which JSON makes a third more
 
 
 PENDING = (
@@ -134,6 +138,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     op: Literal[
         "set",
         "get",
+        "get_many",
+        "append",
         "add",
         "check",
         "wait",
@@ -155,10 +161,12 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to a request, or what rank 0 has for a rank unasked."""
+    """The answer to a request, or what rank 0 has for a rank unasked. ``values`` are those of the
+    first of many keys, as many as a line holds."""
 
     value: bytes = b""
     number: int = 0
+    values: list[bytes] = []
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -557,11 +565,15 @@ class MeetingServer:
         match request.op:
             case "set":
                 self._put(keys[0], request.value)
-            case "get" | "wait":
+            case "get" | "get_many" | "wait":
                 for key in keys:
                     while key not in values:
                         await self._set.setdefault(key, asyncio.Event()).wait()
+                if request.op == "get_many":
+                    return Answer(values=_select_first([values[key] for key in keys]))
                 return Answer(value=values[keys[-1]] if request.op == "get" else b"")
+            case "append":
+                self._put(keys[0], values.get(keys[0], b"") + request.value)
             case "add":
                 total = int(values.get(keys[0], b"0")) + request.number
                 self._put(keys[0], str(total).encode())
@@ -586,6 +598,12 @@ class MeetingServer:
         self._values[key] = value
         if key in self._set:
             self._set.pop(key).set()
+
+
+def _select_first(values: Sequence[bytes]) -> list[bytes]:
+    """The first of these values, as many as a line holds, and at least one."""
+    sizes = itertools.accumulate(len(value) + 8 for value in values)
+    return list(values[: max(1, sum(size < VALUES_LIMIT for size in sizes))])
 
 
 def explain_mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:
