@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -575,12 +575,13 @@ class SshPlaces(Places):
         super().__init__("ssh")
         self._links, self._patience = links, patience
         self._closed = threading.Event()
+        counts: Counter[str] = Counter()  # of seats, by node: two links may lead to one
         for link in links:
             facts = link.facts
             node = Node(facts.host, facts.address, facts.host, "")
-            earlier = sum(seat.node.id == node.id for seat in self.seats)
-            some = range(earlier, earlier + min(link.host.slots, n - len(self.seats)))
-            self.seats += [Seat(link.add_place(), node, number) for number in some]
+            for _ in range(min(link.host.slots, n - len(self.seats))):
+                self.seats.append(Seat(link.add_place(), node, counts[node.id]))
+                counts[node.id] += 1
         threading.Thread(target=self._beat, daemon=True, name="collbench-beat").start()
 
     def _beat(self) -> None:
