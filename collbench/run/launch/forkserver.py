@@ -13,6 +13,7 @@ is told of its birth and end, and with whose end it is killed (Adopt).
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import selectors
@@ -115,10 +116,12 @@ class Parent:
         """Processes (name, pid) that are at work where ranks are yet to be made."""
         return [(self.name, self.process.pid)]
 
-    def refuse_unforked(self, note: Note) -> None:
-        """Raises CannotRun where a note says that a rank could not be forked."""
-        if note.errno:
-            error = OSError(note.errno, os.strerror(note.errno))
+    def refuse_unforked(self, note: Note, fds: Sequence[int]) -> None:
+        """Raises CannotRun where a note says that a rank could not be forked, or of its birth comes
+        without its channel, as this process may open no more descriptors."""
+        number = errno.EMFILE if note.pid and not fds else note.errno
+        if number:
+            error = OSError(number, os.strerror(number))
             what = f"{self.name} cannot start rank {note.rank}: {error.strerror}"
             raise CannotRun(what, explain_crash(error).hint)
 

@@ -31,6 +31,7 @@ import msgspec
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import format_count, plain_line, print_message
 from collbench.core.version import __version__
+from collbench.machine import descriptors
 from collbench.run.launch import join
 from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.host_list import ListedHost
@@ -431,6 +432,7 @@ class SshHosts(msgspec.Struct, frozen=True):
     ) -> list[HostLink]:
         """A link to each host, each of which has answered or has ``trouble``."""
         words = split_ssh_words(self.command, patience)
+        descriptors.raise_limit()  # three for each host
         links: list[HostLink] = []
         try:
             for host in hosts:
