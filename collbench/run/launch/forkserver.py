@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ from collbench.run.launch.world import Channel
 from collbench.survive import streams
 from collbench.survive.crash import explain_crash
 from collbench.survive.signals import name_signal
+
+REAP_SECONDS = 1.0  # for killed ranks to end
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -248,8 +251,17 @@ class Server:
                 if not request:
                     break
                 self._obey(msgspec.json.decode(request, type=Spawn | Adopt), fds)
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        """Kill the ranks that are left, and wait a moment for their ends: a process 1 that is no
+        init, as collbench in a container may be, would keep them as zombies."""
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
+        unreaped, until = set(self._ranks), time.monotonic() + REAP_SECONDS
+        while unreaped and time.monotonic() < until:
+            unreaped -= {pid for pid in unreaped if os.waitpid(pid, os.WNOHANG)[0]}
+            time.sleep(0.002)
 
     def _obey(self, request: Spawn | Adopt, fds: list[int]) -> None:
         if isinstance(request, Spawn):

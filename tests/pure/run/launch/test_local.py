@@ -285,6 +285,17 @@ def test_a_rank_whose_channel_finds_no_descriptor_is_told_with_a_remedy() -> Non
     assert "ulimit -n" in caught.value.hint
 
 
+def test_ranks_that_a_fork_server_kills_leave_no_zombies() -> None:
+    ranks = [subprocess.Popen(["sleep", "600"]) for _ in range(3)]
+    server = Server.__new__(Server)
+    server._ranks = {rank.pid: number for number, rank in enumerate(ranks)}
+    server._end_ranks()
+    for rank in ranks:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(rank.pid, os.WNOHANG)
+        rank.wait()
+
+
 def test_who_starts_ranks_raises_its_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[str] = []
     monkeypatch.setattr(descriptors, "raise_limit", lambda: raised.append("raised"))
