@@ -247,7 +247,9 @@ def open_listener(doors: Sequence[Door]) -> socket.socket:
             trouble = trouble or e
     raise CannotRun(
         f"rank 0 on {socket.gethostname()} cannot listen at {describe_doors(doors)}: {trouble}",
-        "set MASTER_ADDR to rank 0's host, and MASTER_PORT, if needed, to a free port there",
+        "set TMPDIR, for all ranks of the host, to one folder on a disk that takes sockets"
+        if isinstance(doors[0], Path)
+        else "set MASTER_ADDR to rank 0's host, and MASTER_PORT, if needed, to a free port there",
     )
 
 
@@ -265,9 +267,10 @@ def _open_door(door: Door) -> socket.socket:
 
 
 def describe_doors(doors: Sequence[Door]) -> str:
-    """A phrase for where ranks meet: a socket's path, or a host and its ports."""
+    """A phrase for where ranks meet: a socket's path, not by the folder's descriptor in this
+    process, or a host and its ports."""
     if isinstance(doors[0], Path):
-        return str(doors[0])
+        return str(doors[0].resolve())
     return (
         f"{doors[0][0]}, port"
         f" {' or '.join(str(door[1]) for door in doors if not isinstance(door, Path))}"

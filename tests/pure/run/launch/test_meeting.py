@@ -620,6 +620,38 @@ def test_one_host_meets_in_a_private_folder(
         pass
 
 
+def test_ranks_of_one_host_with_folders_of_their_own_are_told_of_tmpdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = [Membership("srun", rank, 2, rank, 2) for rank in range(2)]
+    texts = []
+    for rank, member in enumerate(launches):
+        (own := tmp_path / str(rank)).mkdir()
+        monkeypatch.setattr(folders.tempfile, "tempdir", str(own))
+        with (
+            pytest.raises(RunBroken) as caught,
+            rendezvous.agree_on_doors(member, 0.3) as (doors, key),
+        ):
+            kept = host.Host(meeting.open_listener(doors), 2, key, 0.3) if rank == 0 else None
+            Connection(member, doors, key, 0.3)
+        if kept:
+            kept.close()
+        assert "give all ranks of a host one TMPDIR" in caught.value.hint
+        texts.append(caught.value.message)
+    assert "rank 1 never came" in texts[0]
+    assert f"did not reach rank 0 at {tmp_path}/1/collbench-tmp-" in texts[1]
+
+
+def test_a_folder_that_takes_no_sockets_is_named_with_tmpdir(tmp_path: Path) -> None:
+    (tmp_path / "meeting").mkdir()  # where a socket cannot be
+    opened = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(CannotRun) as caught:
+        meeting.open_listener([Path(f"/proc/self/fd/{opened}/meeting")])
+    os.close(opened)
+    assert f"cannot listen at {tmp_path}/meeting: " in caught.value.message
+    assert "TMPDIR" in caught.value.hint and "MASTER_ADDR" not in caught.value.hint
+
+
 class Process:
     """A process, and those above it."""
 
