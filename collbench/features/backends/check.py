@@ -372,7 +372,7 @@ def _read_own_maps() -> Iterator[str]:
 def _has_unseen_sharers() -> bool:
     """Whether this is a container that shares the host's memory (--ipc=host) and not its
     processes."""
-    pid, ipc = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "ipc"))
+    pid, ipc = (Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "ipc"))
     return ipc == HOST_IPC and pid != HOST_PID
 
 

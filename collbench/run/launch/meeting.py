@@ -566,25 +566,10 @@ class MeetingServer:
         keys, values = request.keys, self._values
         number = len(values)
         match request.op:
-            case "set":
-                self._put(keys[0], request.value)
             case "get" | "get_many" | "wait":
-                for key in keys:
-                    while key not in values:
-                        await self._set.setdefault(key, asyncio.Event()).wait()
-                if request.op == "get_many":
-                    return Answer(values=_select_first([values[key] for key in keys]))
-                return Answer(value=values[keys[-1]] if request.op == "get" else b"")
-            case "append":
-                self._put(keys[0], values.get(keys[0], b"") + request.value)
-            case "add":
-                total = int(values.get(keys[0], b"0")) + request.number
-                self._put(keys[0], str(total).encode())
-                return Answer(number=total)
-            case "swap":
-                if values.get(keys[0], b"") == request.expected:
-                    self._put(keys[0], request.value)
-                return Answer(value=values.get(keys[0], request.expected))
+                return await self._read_values(request)
+            case "set" | "append" | "add" | "swap":
+                return self._change_value(request)
             case "check":
                 number = int(all(key in values for key in keys))
             case "lost":
@@ -596,6 +581,34 @@ class MeetingServer:
             case "delete":
                 number = int(values.pop(keys[0], None) is not None)
         return Answer(number=number)
+
+    async def _read_values(self, request: Request) -> Answer:
+        """The values that a request asks for, once all its keys are set."""
+        keys, values = request.keys, self._values
+        for key in keys:
+            while key not in values:
+                await self._set.setdefault(key, asyncio.Event()).wait()
+        if request.op == "get_many":
+            return Answer(values=_select_first([values[key] for key in keys]))
+        return Answer(value=values[keys[-1]] if request.op == "get" else b"")
+
+    def _change_value(self, request: Request) -> Answer:
+        """Set a value as a request says; the value or sum after that, where it asks for one."""
+        key, before = request.keys[0], self._values.get(request.keys[0])
+        match request.op:
+            case "set":
+                self._put(key, request.value)
+            case "append":
+                self._put(key, (before or b"") + request.value)
+            case "add":
+                total = int(before or b"0") + request.number
+                self._put(key, str(total).encode())
+                return Answer(number=total)
+            case "swap":
+                if (before or b"") == request.expected:
+                    self._put(key, request.value)
+                return Answer(value=self._values.get(key, request.expected))
+        return Answer()
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
