@@ -86,8 +86,10 @@ class CaseRows(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         """Whether ranks used GPUs in any row with samples, or the backend runs on GPUs only."""
-        ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
-        return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
+        if self.case.backend in GPU_BACKENDS:
+            return True
+        worlds = {id(row.world): row.world for row in self.timed if row.world}
+        return any(rank.gpu for world in worlds.values() for rank in world.ranks)
 
     @property
     def broken(self) -> str:

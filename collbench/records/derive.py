@@ -358,9 +358,10 @@ def _compute_busbw(case: Case, algbw: float) -> float | None:
 
 def _compute_wirebw(record: Record, world: World | None, algbw: float) -> float | None:
     """Known only of GPUs behind one switch, which those of one host are."""
-    alone = world is not None and len({info.host for info in world.ranks}) == 1
-    factor = wire_factor(record.case.collective, record.case.n, record.chose) if alone else None
-    return None if factor is None else factor * algbw
+    factor = wire_factor(record.case.collective, record.case.n, record.chose)
+    if factor is None or world is None:
+        return None
+    return factor * algbw if len({info.host for info in world.ranks}) == 1 else None
 
 
 def _derive_imported(record: Record, printed: ToolTime, world: World | None) -> Derived | None:

@@ -17,6 +17,9 @@ NO_MEMORY = re.compile(
 )
 
 
+NO_THREAD = "can't start new thread"  # Python's RuntimeError where the kernel says EAGAIN
+
+
 MEMORY_HINT = "free some, raise ulimit -v, or take fewer ranks, smaller sizes or fewer runs"
 _MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
 _NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
@@ -41,7 +44,8 @@ HINTS = {
     errno.ESTALE: "is its file server there?",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the machine has too many files open",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u; a container's --pids-limit,"
+    " podPidsLimit)",
 }
 
 
@@ -93,4 +97,6 @@ def _explain_machine(error: Exception) -> Crash | None:
     if isinstance(error, OSError) and error.errno in HINTS:
         what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         return Crash(what, HINTS[error.errno], Exit.CANNOT_RUN)
+    if isinstance(error, RuntimeError) and NO_THREAD in str(error):
+        return Crash("no thread can be started", HINTS[errno.EAGAIN], Exit.CANNOT_RUN)
     return None

@@ -14,9 +14,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +327,42 @@ def test_nights_are_judged_against_each_other(
     assert (max(nights.glob("2*")) / "report.html").exists()
     assert "collbench_case_time_seconds{" in (tmp_path / "cases.prom").read_text()
     assert 'collbench_health_state{state="healthy"} 1' in (tmp_path / "verdict.prom").read_text()
+
+
+SLOW_COLLBENCH = """#!/bin/sh
+# a collbench whose run keeps what it has when it is terminated
+echo "$1" >> "$CALLS"
+[ "$1" = run ] || exit 0
+while [ "$1" != --output ]; do shift; done
+trap 'touch "$2/1.jsonl"; exit 130' TERM
+echo measuring >> "$CALLS"
+while :; do sleep 0.02; done
+"""
+
+
+def test_a_night_that_is_terminated_is_reported_with_what_it_has(tmp_path: Path) -> None:
+    """As by the end of a container's grace period, of which its process 1 alone is told."""
+    (tmp_path / "collbench").write_text(SLOW_COLLBENCH)
+    (tmp_path / "collbench").chmod(0o755)
+    calls = tmp_path / "calls"
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "NIGHTS": str(tmp_path / "nights"),
+        "CALLS": str(calls),
+    }
+    with subprocess.Popen([DOCKER / "nightly.sh"], env=env, start_new_session=True) as shell:
+        try:
+            while not (calls.exists() and "measuring" in calls.read_text()):
+                time.sleep(0.02)
+            shell.terminate()
+            assert shell.wait(30) == 130
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    assert calls.read_text().split() == ["run", "measuring", "report", "health"]
+    (folder,) = (tmp_path / "nights").iterdir()
+    assert not (folder / "complete").exists()
 
 
 # ---- manifests

@@ -39,6 +39,7 @@ LARGE = 1 << 20  # elements
 HUNG_S, GRACE_S = 5.0, 40.0  # -T of a planted hang, and what telling of it may take beyond
 SLOWER = 3.0  # times as long as before, that ranks may take to open the backend
 NAMED = 3  # wrong rows, or reasons, that one line names
+HOST_IPC, HOST_PID = 0xEFFFFFFF, 0xEFFFFFFC  # inodes of the first namespaces (linux/proc_ns.h)
 ONCE = Policy(
     iters=1, warmup=0, batch=1, cache="hot", order="size", max_seconds=1.0, min_seconds=0.0
 )
@@ -347,12 +348,32 @@ def _list_left() -> set[str]:
 
 
 def is_abandoned(name: str) -> bool:
-    """Whether what a run may leave is nobody's now: other programs share memory meanwhile, too."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended, or is another user's
-            if name in maps.read_text():
-                return False
-    return True
+    """Whether what a run may leave is this user's, and nobody's now: other programs share memory
+    meanwhile, too. Of memory that is known only where the maps of all this user's processes can be
+    read."""
+    if not name.startswith("/"):
+        return True  # a process that this one has started
+    try:
+        if Path(name).stat().st_uid != os.getuid() or _has_unseen_sharers():
+            return False
+        return not any(name in maps for maps in _read_own_maps())
+    except OSError:  # it has gone, or a process may not be looked into
+        return False
+
+
+def _read_own_maps() -> Iterator[str]:
+    """What each process of this user maps. Raises PermissionError where that may not be read."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if process.stat().st_uid == os.getuid():
+                yield (process / "maps").read_text()
+
+
+def _has_unseen_sharers() -> bool:
+    """Whether this is a container that shares the host's memory (--ipc=host) and not its
+    processes."""
+    pid, ipc = (Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "ipc"))
+    return ipc == HOST_IPC and pid != HOST_PID
 
 
 def _check_again(right: Case) -> CheckRow:

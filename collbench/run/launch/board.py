@@ -80,7 +80,8 @@ Place = tuple[int, int, int, int]
 
 def select_behind(places: Sequence[Place]) -> list[int]:
     """The ranks, of all ranks' places, that are not as far as the foremost."""
-    return [rank for rank, place in enumerate(places) if place < max(places)]
+    foremost = max(places)
+    return [rank for rank, place in enumerate(places) if place < foremost]
 
 
 class Board:

@@ -43,6 +43,9 @@ ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
 _PAUSE = 0.1
 
 
+_STARTED = "did all ranks start, with the same command line?"
+
+
 class Connection:
     """A connection to rank 0, which has let this rank in. ``hosts`` are all ranks' in their order;
     ``address`` is this rank's own, if any: beside rank 0 that by which another host reached rank 0.
@@ -73,10 +76,7 @@ class Connection:
             raise RunBroken(f"{self._who()} lost rank 0 before all had come: {e}") from e
         if verdict.refused:
             if verdict.late:
-                raise RunBroken(
-                    verdict.refused,
-                    "did all ranks start, with the same command line? a longer -T waits longer",
-                )
+                raise RunBroken(verdict.refused, _hint_absence(_STARTED, doors))
             raise CannotRun(
                 verdict.refused,
                 verdict.hint
@@ -116,8 +116,7 @@ class Connection:
         raise RunBroken(
             f"{self._who()} did not reach rank 0 at {describe_doors(doors)} within {seconds:g}"
             f" s: {trouble}",
-            "did rank 0 start, with the same command line? is that its host? a longer -T waits"
-            " longer",
+            _hint_absence("did rank 0 start, with the same command line? is that its host?", doors),
         )
 
     def _introduce(self, at: socket.socket) -> None:
@@ -235,6 +234,12 @@ class Connection:
             self._socket.sendall(self._seal.line(Request("bye")))
         self._lines.close()
         self._socket.close()
+
+
+def _hint_absence(question: str, doors: Sequence[Door]) -> str:
+    """What to do where ranks do not meet at ``doors``."""
+    same = " give all ranks of a host one TMPDIR;" if isinstance(doors[0], Path) else ""
+    return f"{question}{same} a longer -T waits longer"
 
 
 def _connect_door(door: Door) -> socket.socket:

@@ -13,6 +13,7 @@ is told of its birth and end, and with whose end it is killed (Adopt).
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import selectors
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,6 +39,8 @@ from collbench.run.launch.world import Channel
 from collbench.survive import streams
 from collbench.survive.crash import explain_crash
 from collbench.survive.signals import name_signal
+
+REAP_SECONDS = 1.0  # for killed ranks to end
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,10 +119,12 @@ class Parent:
         """Processes (name, pid) that are at work where ranks are yet to be made."""
         return [(self.name, self.process.pid)]
 
-    def refuse_unforked(self, note: Note) -> None:
-        """Raises CannotRun where a note says that a rank could not be forked."""
-        if note.errno:
-            error = OSError(note.errno, os.strerror(note.errno))
+    def refuse_unforked(self, note: Note, fds: Sequence[int]) -> None:
+        """Raises CannotRun where a note says that a rank could not be forked, or of its birth comes
+        without its channel, as this process may open no more descriptors."""
+        number = errno.EMFILE if note.pid and not fds else note.errno
+        if number:
+            error = OSError(number, os.strerror(number))
             what = f"{self.name} cannot start rank {note.rank}: {error.strerror}"
             raise CannotRun(what, explain_crash(error).hint)
 
@@ -245,8 +251,17 @@ class Server:
                 if not request:
                     break
                 self._obey(msgspec.json.decode(request, type=Spawn | Adopt), fds)
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        """Kill the ranks that are left, and wait a moment for their ends: a process 1 that is no
+        init, as collbench in a container may be, would keep them as zombies."""
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
+        unreaped, until = set(self._ranks), time.monotonic() + REAP_SECONDS
+        while unreaped and time.monotonic() < until:
+            unreaped -= {pid for pid in unreaped if os.waitpid(pid, os.WNOHANG)[0]}
+            time.sleep(0.002)
 
     def _obey(self, request: Spawn | Adopt, fds: list[int]) -> None:
         if isinstance(request, Spawn):

@@ -18,7 +18,7 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.world import Channel, Failure, Listener, Said
 from collbench.survive.crash import describe_error, is_out_of_memory
 
-MEET_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk
+MEET_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk; -T may say more
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Side(msgspec.Struct, frozen=True):
 
 class Told(msgspec.Struct, frozen=True):
     """What a rank's process is to know. Rank 0 is found at ``meeting`` by the ``key``; ``plan`` is
-    rank 0's only."""
+    rank 0's only. Ranks have ``seconds`` to come together."""
 
     member: Membership
     meeting: str
@@ -44,6 +44,19 @@ class Told(msgspec.Struct, frozen=True):
     env: dict[str, str]
     plan: Plan | None
     side: Side | None = None
+    seconds: float = MEET_SECONDS
+
+
+def limit_meeting(timeout: float) -> float:
+    """Seconds that fresh ranks have to come together, by -T, which does not shorten them."""
+    return max(MEET_SECONDS, timeout)
+
+
+def limit_opening(plan: Plan) -> float:
+    """Seconds after which no world of fresh ranks opens any more: to come together, to reach each
+    other, and without any progress."""
+    meeting = limit_meeting(plan.timeout)
+    return meeting + join.limit_reaching(meeting, plan.n) + plan.timeout
 
 
 def live_as_rank(channel: Channel) -> int:
@@ -79,6 +92,6 @@ def _take_part(instructions: Told, channel: Channel) -> None:
         hung=lambda error: channel.send(Said(error=Failure.of(error))),
         turn=channel.turn,
     )
-    join.Joined(instructions.member, MEET_SECONDS).run(
+    join.Joined(instructions.member, instructions.seconds).run(
         [instructions.plan] if instructions.plan else [], listener
     )

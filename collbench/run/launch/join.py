@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 SECONDS = 120.0  # for ranks to come together, or places for them to be free
 
 
+_REACH_SECONDS = 0.25  # for each rank of a world to reach the others, where that is more
+
+
 _REFUSAL = "collbench-refusal"  # of what ranks that have met share: rank 0's exit code, or nothing
 
 
@@ -94,6 +97,12 @@ def limit_meeting(member: Membership, timeout: float | None) -> float:
     if rendezvous.on_one_host(member):
         return timeout or SECONDS
     return max(timeout or 0.0, SECONDS)
+
+
+def limit_reaching(seconds: float, n: int) -> float:
+    """Seconds that n ranks have to reach each other once they have come together, which they had
+    ``seconds`` for: more in a large world, in which each connects to all others."""
+    return max(seconds, _REACH_SECONDS * n)
 
 
 def detect_launcher(launcher: str = "auto") -> Membership | None:
@@ -434,12 +443,13 @@ class Joined(World):
     def _agree_on_plans(
         self, meeting: Meeting, store: Store, plans: Sequence[Plan], listener: Listener
     ) -> tuple[Place, Control, Board, Hear, list[Plan]]:
-        """The plans of rank 0, once all ranks have reached each other within ``seconds``, and with
-        what they are run: setup, control group, board, and who hears a line."""
+        """The plans of rank 0, once all ranks have reached each other in time, and with what they
+        are run: setup, control group, board, and who hears a line."""
         from collbench.run.jobs import Plan
         from collbench.run.rank import worker
 
-        timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
+        seconds = limit_reaching(self._seconds, self._member.n)
+        timer = threading.Timer(seconds, self._gave_up, (listener.hung, seconds))
         timer.daemon = True
         timer.start()
         hosts = meeting.connection.hosts
@@ -463,12 +473,18 @@ class Joined(World):
         local_n, before = hosts.count(own_host), hosts[:rank].count(own_host)
         return worker.Place(rank, n, before, local_n, self._member.launcher)
 
-    def _gave_up(self, hung: Callable[[RunBroken], None]) -> None:
+    def _gave_up(self, hung: Callable[[RunBroken], None], seconds: float) -> None:
         who = f"rank {self._member.rank} of {self._member.n} on {environment.host_name()}"
         where = f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}"
-        late = f"not all reached each other within {self._seconds:g} s more"
+        late = f"not all reached each other within {seconds:g} s more"
         try:
-            hung(RunBroken(f"{who}: ranks met, but {late}; {where}"))
+            hung(
+                RunBroken(
+                    f"{who}: ranks met, but {late}; {where}",
+                    "set GLOO_SOCKET_IFNAME to an interface by which all hosts reach each other; a"
+                    " longer -T waits longer",
+                )
+            )
         finally:
             os._exit(Exit.TIMEOUT)
 

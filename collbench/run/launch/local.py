@@ -22,7 +22,7 @@ from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
 from collbench.core.text import print_message
-from collbench.machine import environment
+from collbench.machine import descriptors, environment
 from collbench.run.backends import _model
 from collbench.run.jobs import Plan
 from collbench.run.launch import folders
@@ -99,7 +99,7 @@ class ForkServer(Parent):
             raise EOFError
         self._up = True
         note = msgspec.json.decode(data, type=Note)
-        self.refuse_unforked(note)
+        self.refuse_unforked(note, fds)
         return note, fds
 
     def close(self) -> None:
@@ -203,6 +203,7 @@ class Launcher(FreshRanks):
         settings: Mapping[str, str] = os.environ,
         early: LoadingServer | None = None,
     ) -> None:
+        descriptors.raise_limit()  # two for each rank, and mpirun gets the limit from here
         self._python, self._settings, self._early = python, settings, early
         self._servers: dict[Env, ForkServer] = {}
         self._mpi_server = MpiServer(python)

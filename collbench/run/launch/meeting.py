@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import math
 import os
 import secrets
@@ -55,6 +56,9 @@ HELLO_LIMIT = 4096
 
 
 LINE_LIMIT = 1 << 20  # Gloo of torch 2.6 tells some 150 bytes for each rank
+
+
+VALUES_LIMIT = LINE_LIMIT // 2  # bytes of values in one answer, of which JSON makes a third more
 
 
 PENDING = (
@@ -134,6 +138,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     op: Literal[
         "set",
         "get",
+        "get_many",
+        "append",
         "add",
         "check",
         "wait",
@@ -155,10 +161,12 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to a request, or what rank 0 has for a rank unasked."""
+    """The answer to a request, or what rank 0 has for a rank unasked. ``values`` are those of the
+    first of many keys, as many as a line holds."""
 
     value: bytes = b""
     number: int = 0
+    values: list[bytes] = []
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -239,7 +247,9 @@ def open_listener(doors: Sequence[Door]) -> socket.socket:
             trouble = trouble or e
     raise CannotRun(
         f"rank 0 on {socket.gethostname()} cannot listen at {describe_doors(doors)}: {trouble}",
-        "set MASTER_ADDR to rank 0's host, and MASTER_PORT, if needed, to a free port there",
+        "set TMPDIR, for all ranks of the host, to one folder on a disk that takes sockets"
+        if isinstance(doors[0], Path)
+        else "set MASTER_ADDR to rank 0's host, and MASTER_PORT, if needed, to a free port there",
     )
 
 
@@ -257,9 +267,10 @@ def _open_door(door: Door) -> socket.socket:
 
 
 def describe_doors(doors: Sequence[Door]) -> str:
-    """A phrase for where ranks meet: a socket's path, or a host and its ports."""
+    """A phrase for where ranks meet: a socket's path, not by the folder's descriptor in this
+    process, or a host and its ports."""
     if isinstance(doors[0], Path):
-        return str(doors[0])
+        return str(doors[0].resolve())
     return (
         f"{doors[0][0]}, port"
         f" {' or '.join(str(door[1]) for door in doors if not isinstance(door, Path))}"
@@ -555,21 +566,10 @@ class MeetingServer:
         keys, values = request.keys, self._values
         number = len(values)
         match request.op:
-            case "set":
-                self._put(keys[0], request.value)
-            case "get" | "wait":
-                for key in keys:
-                    while key not in values:
-                        await self._set.setdefault(key, asyncio.Event()).wait()
-                return Answer(value=values[keys[-1]] if request.op == "get" else b"")
-            case "add":
-                total = int(values.get(keys[0], b"0")) + request.number
-                self._put(keys[0], str(total).encode())
-                return Answer(number=total)
-            case "swap":
-                if values.get(keys[0], b"") == request.expected:
-                    self._put(keys[0], request.value)
-                return Answer(value=values.get(keys[0], request.expected))
+            case "get" | "get_many" | "wait":
+                return await self._read_values(request)
+            case "set" | "append" | "add" | "swap":
+                return self._change_value(request)
             case "check":
                 number = int(all(key in values for key in keys))
             case "lost":
@@ -582,10 +582,44 @@ class MeetingServer:
                 number = int(values.pop(keys[0], None) is not None)
         return Answer(number=number)
 
+    async def _read_values(self, request: Request) -> Answer:
+        """The values that a request asks for, once all its keys are set."""
+        keys, values = request.keys, self._values
+        for key in keys:
+            while key not in values:
+                await self._set.setdefault(key, asyncio.Event()).wait()
+        if request.op == "get_many":
+            return Answer(values=_select_first([values[key] for key in keys]))
+        return Answer(value=values[keys[-1]] if request.op == "get" else b"")
+
+    def _change_value(self, request: Request) -> Answer:
+        """Set a value as a request says; the value or sum after that, where it asks for one."""
+        key, before = request.keys[0], self._values.get(request.keys[0])
+        match request.op:
+            case "set":
+                self._put(key, request.value)
+            case "append":
+                self._put(key, (before or b"") + request.value)
+            case "add":
+                total = int(before or b"0") + request.number
+                self._put(key, str(total).encode())
+                return Answer(number=total)
+            case "swap":
+                if (before or b"") == request.expected:
+                    self._put(key, request.value)
+                return Answer(value=self._values.get(key, request.expected))
+        return Answer()
+
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
         if key in self._set:
             self._set.pop(key).set()
+
+
+def _select_first(values: Sequence[bytes]) -> list[bytes]:
+    """The first of these values, as many as a line holds, and at least one."""
+    sizes = itertools.accumulate(len(value) + 8 for value in values)
+    return list(values[: max(1, sum(size < VALUES_LIMIT for size in sizes))])
 
 
 def explain_mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:

@@ -200,7 +200,7 @@ class Mpirun(Parent):
             raise EOFError
         data, fds, _, _ = socket.recv_fds(self._notes, 65536, 2)
         note = msgspec.json.decode(data, type=Note)
-        self.refuse_unforked(note)
+        self.refuse_unforked(note, fds)
         if note.warden:
             return self._follow(note, fds), []
         if note.forked:

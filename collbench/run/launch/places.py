@@ -15,7 +15,8 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,7 +38,7 @@ from collbench.run.jobs import Plan
 from collbench.run.launch import environments
 from collbench.run.launch.board import LEAVE_SECONDS, Phase
 from collbench.run.launch.environments import Membership
-from collbench.run.launch.fresh import MEET_SECONDS, Side, Told
+from collbench.run.launch.fresh import Side, Told, limit_meeting, limit_opening
 from collbench.run.launch.interpreter import Home, SideName
 from collbench.run.launch.keeper import Answer, Question, digest_file
 from collbench.run.launch.local import FreshRanks
@@ -185,7 +186,8 @@ class Places(FreshRanks):
         a place has GPUs of its own, each rank has one to itself."""
         seats = self.among(n)
         alone = backend_info(backend).gpu != ""
-        sharers = [1 if alone and s.node.gpus else len(_select_beside(s, seats)) for s in seats]
+        by_node = _group_by_node(seats)
+        sharers = [1 if alone and s.node.gpus else len(by_node[s.node.id]) for s in seats]
         questions = [Question(room=(backend, some, policy)) for some in sharers]
         rooms = [answer.room for answer in self._answers(seats, questions) if answer.room]
         return min(rooms, key=lambda room: room.available // room.sharers)
@@ -275,9 +277,28 @@ def _make_side(home: Home, name: SideName) -> Side:
     )
 
 
-def _select_beside(seat: Seat, seats: list[Seat]) -> list[Seat]:
-    """The seats that are on the node of ``seat``."""
-    return [other for other in seats if other.node.id == seat.node.id]
+def number_alike(names: Iterable[str]) -> Iterator[int]:
+    """Of each name, how many before it are the same."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        yield counts[name]
+        counts[name] += 1
+
+
+def _group_by_node(seats: Iterable[Seat]) -> dict[str, list[Seat]]:
+    """The seats of each node, by its id."""
+    by_node: dict[str, list[Seat]] = {}
+    for seat in seats:
+        by_node.setdefault(seat.node.id, []).append(seat)
+    return by_node
+
+
+def _list_gpus(neighbours: Iterable[Seat]) -> dict[str, str]:
+    """The variable that lets a rank see the GPUs of all seats of its node, where these have
+    some."""
+    gpus = [seat.node.gpus for seat in neighbours if seat.node.gpus]
+    listed = ",".join(sorted(gpus, key=lambda id: (len(id), id)))
+    return {"CUDA_VISIBLE_DEVICES": listed} if listed else {}
 
 
 def make_instructions(
@@ -297,19 +318,16 @@ def make_instructions(
             f"unset {unreadable[0]}, or give it another value",
         )
     instructions = []
-    for rank, seat in enumerate(seats):
-        neighbours = _select_beside(seat, seats)
-        gpus = ",".join(
-            sorted(
-                (other.node.gpus for other in neighbours if other.node.gpus),
-                key=lambda id: (len(id), id),
-            )
-        )
-        device_variables = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-        env = {**passed, **device_variables, **dict(plan.env), **(side.env if side else {})}
-        member = Membership(launcher, rank, plan.n, neighbours.index(seat), len(neighbours))
+    by_node = _group_by_node(seats)
+    gpus = {node: _list_gpus(neighbours) for node, neighbours in by_node.items()}
+    local_ranks = number_alike(seat.node.id for seat in seats)
+    for rank, (seat, local_rank) in enumerate(zip(seats, local_ranks, strict=True)):
+        node = seat.node.id
+        env = {**passed, **gpus[node], **dict(plan.env), **(side.env if side else {})}
+        member = Membership(launcher, rank, plan.n, local_rank, len(by_node[node]))
         address = seats[0].node.address
-        instructions.append(Told(member, address, world, key, env, None if rank else plan, side))
+        own_plan, seconds = None if rank else plan, limit_meeting(plan.timeout)
+        instructions.append(Told(member, address, world, key, env, own_plan, side, seconds))
     return instructions
 
 
@@ -364,7 +382,7 @@ class SeatWatch(RankWatch):
         super().__init__(plan, listener, [seat.node.host for seat in seats], self._count, _GRACE)
         self._seats, self._world, self._guard, self._look = seats, world, guard, 0.0
         self._stopped_until = math.inf
-        self._until = self.clock.read() + 2 * MEET_SECONDS + plan.timeout
+        self._until = self.clock.read() + limit_opening(plan)
         self._incoming: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
@@ -403,12 +421,12 @@ class SeatWatch(RankWatch):
         plan allows."""
         now = self.clock.read()
         if not self._count.begun and now > self._until:
-            seconds = 2 * MEET_SECONDS + self.plan.timeout
             hosts = list(dict.fromkeys(self.hosts))
             names = ", ".join(hosts[:8]) + f" and {len(hosts) - 8} others" * (len(hosts) > 8)
             raise RunBroken(
-                f"no world opened within {seconds:g} s on {names}",
-                "does Python load torch there, or does a file server hang?",
+                f"no world opened within {limit_opening(self.plan):g} s on {names}",
+                "does Python load torch there, or does a file server hang? a longer -T waits"
+                " longer",
             )
         if self.stopped and not (self.waiting or self.done) and now > self._stopped_until:
             raise self.blame_trouble()

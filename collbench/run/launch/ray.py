@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.run.launch import folders
 from collbench.run.launch.fresh import MEET_SECONDS, Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
-from collbench.run.launch.places import Node, Places, Seat, select_settings
+from collbench.run.launch.places import Node, Places, Seat, number_alike, select_settings
 from collbench.run.launch.world import Said
 from collbench.suite.sweep import Axes, Suite
 
@@ -212,10 +212,10 @@ class Cluster(Places):
         self._actors = [make.options(scheduling_strategy=strategy).remote() for strategy in at]
         answers = _collect_answers(self._ray, [actor.node.remote() for actor in self._actors])
         nodes = [msgspec.json.decode(answer, type=Node) for answer in answers]
-        ids = [node.id for node in nodes]
+        numbers = number_alike(node.id for node in nodes)
         self.seats = [
-            Seat(Actor(self._ray, actor), node, ids[:rank].count(node.id))
-            for rank, (actor, node) in enumerate(zip(self._actors, nodes, strict=True))
+            Seat(Actor(self._ray, actor), node, number)
+            for actor, node, number in zip(self._actors, nodes, numbers, strict=True)
         ]
 
     def _lack(self, bundle: Mapping[str, int]) -> str:
@@ -228,10 +228,10 @@ class Cluster(Places):
 
     def among(self, n: int) -> list[Seat]:
         """n of the seats, in the order of ranks: those of a node follow each other."""
-        by_node = sorted(self.seats, key=lambda seat: (seat.node.id, seat.number))
-        in_turn = sorted(by_node, key=lambda seat: seat.number)
-        chosen = (in_turn if self._spread else by_node)[:n]
-        return [seat for seat in by_node if seat in chosen]
+        seats = sorted(self.seats, key=lambda seat: (seat.node.id, seat.number))
+        if self._spread:
+            seats.sort(key=lambda seat: seat.number)
+        return sorted(seats[:n], key=lambda seat: (seat.node.id, seat.number))
 
     def close(self) -> None:
         """Give the places back to Ray, and leave it."""

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +31,7 @@ import msgspec
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import format_count, plain_line, print_message
 from collbench.core.version import __version__
+from collbench.machine import descriptors
 from collbench.run.launch import join
 from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.host_list import ListedHost
@@ -431,6 +432,7 @@ class SshHosts(msgspec.Struct, frozen=True):
     ) -> list[HostLink]:
         """A link to each host, each of which has answered or has ``trouble``."""
         words = split_ssh_words(self.command, patience)
+        descriptors.raise_limit()  # three for each host
         links: list[HostLink] = []
         try:
             for host in hosts:
@@ -575,12 +577,13 @@ class SshPlaces(Places):
         super().__init__("ssh")
         self._links, self._patience = links, patience
         self._closed = threading.Event()
+        counts: Counter[str] = Counter()  # of seats, by node: two links may lead to one
         for link in links:
             facts = link.facts
             node = Node(facts.host, facts.address, facts.host, "")
-            earlier = sum(seat.node.id == node.id for seat in self.seats)
-            some = range(earlier, earlier + min(link.host.slots, n - len(self.seats)))
-            self.seats += [Seat(link.add_place(), node, number) for number in some]
+            for _ in range(min(link.host.slots, n - len(self.seats))):
+                self.seats.append(Seat(link.add_place(), node, counts[node.id]))
+                counts[node.id] += 1
         threading.Thread(target=self._beat, daemon=True, name="collbench-beat").start()
 
     def _beat(self) -> None:

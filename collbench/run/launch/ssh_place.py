@@ -17,7 +17,7 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import print_message
 from collbench.core.version import __version__
-from collbench.machine import cpus, environment
+from collbench.machine import cpus, descriptors, environment
 from collbench.machine.routes import find_named_interface
 from collbench.run.launch import folders, join, rendezvous
 from collbench.run.launch.keeper import Keeper
@@ -30,6 +30,7 @@ def serve(patience: float) -> None:
     """Keep places until the launching process has gone, of which something is heard within
     ``patience`` seconds. Ends this process."""
     streams.secure_streams()
+    descriptors.raise_limit()  # three for each rank of each world
     sink = os.fdopen(os.dup(1), "wb")
     join.divert_stdout()
     sink.write(MARK + msgspec.json.encode(gather_host_facts()) + b"\n")

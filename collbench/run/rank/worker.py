@@ -44,7 +44,7 @@ from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate_slots, prepare_call
 from collbench.run.rank.check import why_blind
-from collbench.run.rank.control import LONG, Control
+from collbench.run.rank.control import LONG, Control, ask_in_bulk
 from collbench.run.rank.cores import Cores, settle_cores
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.measure import Steps, clock
@@ -94,7 +94,10 @@ def connect_control(setup: Place, store: Any) -> Control:
     np.seterr(over="ignore", invalid="ignore")
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    dist.init_process_group("gloo", store=store, rank=setup.rank, world_size=setup.n, timeout=LONG)
+    with ask_in_bulk():
+        dist.init_process_group(
+            "gloo", store=store, rank=setup.rank, world_size=setup.n, timeout=LONG
+        )
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended, or may not be told
             if (thread / "comm").read_text() == "gloo_tcp_loop\n":

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import factories
 import msgspec
@@ -17,8 +19,9 @@ import collbench
 from collbench.core.errors import UsageError
 from collbench.machine.load import Load
 from collbench.records import derive, flags, run_file, store
+from collbench.records.case_rows import CaseRows
 from collbench.records.flags import FLAGS
-from collbench.records.types import End, GpuState, Record, Run
+from collbench.records.types import End, GpuState, RankInfo, Record, Run
 from collbench.show.flags import explain_doubts, explain_flag
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -52,6 +55,25 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert [found.worlds[0], found.records[0], found.end] == lines
     kinds = [json.loads(line)["line"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert kinds == ["run", "world", "record", "end"]
+
+
+class Listed(list[RankInfo]):
+    """A world's ranks, which counts how often they are gone through."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[RankInfo]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_ranks_of_a_large_world_are_not_gone_through_for_every_record() -> None:
+    ranks = Listed(world().ranks)
+    shared = msgspec.structs.replace(world(), ranks=ranks)
+    found = derive.derive_row(measured([100, 200] * 20), shared)
+    assert found is not None and found.wirebw is None and ranks.passes == 0
+    launches = [SimpleNamespace(ran=True, world=shared)] * 9
+    assert not CaseRows(CASE, launches, {}, {}).on_gpu and ranks.passes == 1  # type: ignore[arg-type]
 
 
 def test_a_run_cut_short_loses_only_its_torn_line(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -145,15 +145,49 @@ def test_both_of_two_commands_at_once_are_waited_for(monkeypatch: pytest.MonkeyP
     assert row.state == "failed" and "planted" in row.text and len(ended) == 2
 
 
-def test_memory_that_somebody_shares_is_not_left_behind() -> None:
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A page of shared memory, of this user."""
     path = Path("/dev/shm") / f"collbench-test-{os.getpid()}"
     path.write_bytes(b"\0" * mmap.PAGESIZE)
-    try:
-        assert is_abandoned(str(path))
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-            assert not is_abandoned(str(path))
-    finally:
-        path.unlink()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def own_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the user's only one."""
+    maps = Path("/proc/self/maps")
+    monkeypatch.setattr(check, "_has_unseen_sharers", lambda: False)
+    monkeypatch.setattr(check, "_read_own_maps", lambda: iter([maps.read_text()]))
+
+
+@pytest.mark.usefixtures("own_maps")
+def test_memory_that_somebody_shares_is_not_left_behind(shared: Path) -> None:
+    assert is_abandoned(str(shared)) and is_abandoned("process 7")
+    with shared.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert not is_abandoned(str(shared))
+    shared.unlink()
+    assert not is_abandoned(str(shared))
+
+
+@pytest.mark.usefixtures("own_maps")
+def test_memory_that_others_may_share_unseen_is_not_left_behind(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(check.os, "getuid", lambda: os.geteuid() + 1)  # the file is another user's
+        assert not is_abandoned(str(shared))
+
+    def refuse() -> Iterator[str]:
+        raise PermissionError
+        yield ""
+
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(check, "_read_own_maps", refuse)
+        assert not is_abandoned(str(shared))
+    monkeypatch.setattr(check, "_has_unseen_sharers", lambda: True)
+    assert not is_abandoned(str(shared))
 
 
 def test_what_grows_is_told_with_what_made_it_grow() -> None:

@@ -39,5 +39,24 @@ def test_a_rank_that_has_not_left_a_world_is_behind_those_that_connect_for_the_n
     assert ranks.find_behind() == [1]
 
 
+class Counted(int):
+    comparisons = 0
+
+    def __gt__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return int(self) > int(other)  # type: ignore[call-overload]
+
+    def __lt__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return int(self) < int(other)  # type: ignore[call-overload]
+
+
+def test_who_is_behind_is_found_in_few_comparisons_among_many_ranks() -> None:
+    n = 500
+    places = [(0, 0, 0, Counted(calls)) for calls in range(n)]
+    assert len(board.select_behind(places)) == n - 1
+    assert Counted.comparisons <= 2 * n
+
+
 def test_a_process_that_is_not_there_has_ended() -> None:
     assert board.process_state(2**22 + 1) == "ended"  # more than any kernel gives

@@ -314,6 +314,13 @@ def test_ranks_of_several_hosts_have_time_to_load_torch(
     assert join.limit_meeting(Membership("torchrun", 0, 16, 0, local_n), timeout) == seconds
 
 
+@pytest.mark.parametrize(
+    ("seconds", "n", "limit"), [(120.0, 2, 120.0), (120.0, 2048, 512.0), (5.0, 8, 5.0)]
+)
+def test_large_worlds_have_longer_to_reach_each_other(seconds: float, n: int, limit: float) -> None:
+    assert join.limit_reaching(seconds, n) == limit
+
+
 def hosts_with(**values: Sequence[str | None]) -> dict[str, dict[str, object]]:
     """The facts of two hosts with these settings, and their kernels."""
     return {

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.machine import descriptors
 from collbench.run.backends import _memory
 from collbench.run.jobs import Plan
-from collbench.run.launch import local
+from collbench.run.launch import local, ssh
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.forkserver import Note, Parent, Server, Spawn
 from collbench.run.launch.local import ForkServer, LocalWatch
@@ -270,6 +272,37 @@ def test_a_rank_that_cannot_be_forked_is_told_with_a_remedy(
     assert caught.value.message.startswith("the fork server cannot start rank 0: ")
     assert os.strerror(number) in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_a_rank_whose_channel_finds_no_descriptor_is_told_with_a_remedy() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = ForkServer.__new__(ForkServer)
+    parent._ours = ours
+    with ours, theirs:
+        theirs.send(msgspec.json.encode(Note(490, pid=1)))  # what the kernel passed on was cut
+        with pytest.raises(CannotRun, match="cannot start rank 490: Too many open files") as caught:
+            parent.note()
+    assert "ulimit -n" in caught.value.hint
+
+
+def test_ranks_that_a_fork_server_kills_leave_no_zombies() -> None:
+    ranks = [subprocess.Popen(["sleep", "600"]) for _ in range(3)]
+    server = Server.__new__(Server)
+    server._ranks = {rank.pid: number for number, rank in enumerate(ranks)}
+    server._end_ranks()
+    for rank in ranks:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(rank.pid, os.WNOHANG)
+        rank.wait()
+
+
+def test_who_starts_ranks_raises_its_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[str] = []
+    monkeypatch.setattr(descriptors, "raise_limit", lambda: raised.append("raised"))
+    local.Launcher()
+    assert raised == ["raised"]
+    assert ssh.SshHosts(()).connect((), 1.0, 1.0) == []
+    assert raised == ["raised"] * 2
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -27,7 +28,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.launch import awake, connection, folders, host, meeting, rendezvous
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
-from collbench.run.rank.control import Store
+from collbench.run.rank.control import Store, ask_in_bulk
 
 KEY = b"one launch's"
 SECONDS = 20.0
@@ -121,6 +122,70 @@ def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
     with pytest.raises(TimeoutError):
         first.wait(["never"], timedelta(seconds=0.2))
     later.join()
+
+
+def test_many_values_come_in_as_many_answers_as_they_need(launch: Launch) -> None:
+    first, second = (Store(connection) for connection in met(launch.come(0, 1)))
+    keys = [f"long {number}" for number in range(5)] + [f"short {number}" for number in range(999)]
+    values = [b"x" * (meeting.LINE_LIMIT // 3)] * 5 + [b"y"] * 999
+    later = threading.Timer(0.1, lambda: first.multi_set(keys, values))
+    later.start()
+    assert second.multi_get(keys) == values
+    first.append("word", "be")
+    second.append("word", b"gin")
+    assert (first.get("word"), first.has_extended_api()) == (b"begin", True)
+    later.join()
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The requests of all connections, by op."""
+    counts: Counter[str] = Counter()
+    ask = Connection.ask
+
+    def count(self: Connection, request: meeting.Request, *args: Any) -> meeting.Answer:
+        counts[request.op] += 1
+        return ask(self, request, *args)
+
+    monkeypatch.setattr(Connection, "ask", count)
+    return counts
+
+
+@pytest.mark.parametrize("settings", [{}, {"GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "0"}])
+def test_gloo_asks_once_for_the_addresses_of_all_ranks(
+    requests: Counter[str], settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if torch.__version__.startswith("2.6"):
+        pytest.skip("Gloo of torch 2.6 asks for each address")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    before, n = dict(os.environ), 4
+    launch = Launch(n)
+    stores = [Store(connection) for connection in met(launch.come(*range(n)))]
+
+    def connect(rank: int) -> Any:
+        group = dist.ProcessGroupGloo(
+            dist.PrefixStore("p", stores[rank]), rank, n, timedelta(seconds=SECONDS)
+        )
+        total = torch.tensor([rank])
+        group.allreduce([total]).wait()
+        return group, int(total)
+
+    with ask_in_bulk(), ThreadPoolExecutor(n) as threads:
+        groups = list(threads.map(connect, range(n)))
+    assert [total for _, total in groups] == [6] * n
+    assert dict(os.environ) == before
+    assert {op: requests[op] for op in ("set", "get", "get_many")} == {
+        "set": n,
+        "get": 0,
+        "get_many": n,
+    }
+    del groups
+    launch.end()
 
 
 def test_who_is_behind_is_known_once_all_have_told_their_place(launch: Launch) -> None:
@@ -553,6 +618,38 @@ def test_one_host_meets_in_a_private_folder(
         rendezvous.agree_on_doors(alone, SECONDS),
     ):
         pass
+
+
+def test_ranks_of_one_host_with_folders_of_their_own_are_told_of_tmpdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = [Membership("srun", rank, 2, rank, 2) for rank in range(2)]
+    texts = []
+    for rank, member in enumerate(launches):
+        (own := tmp_path / str(rank)).mkdir()
+        monkeypatch.setattr(folders.tempfile, "tempdir", str(own))
+        with (
+            pytest.raises(RunBroken) as caught,
+            rendezvous.agree_on_doors(member, 0.3) as (doors, key),
+        ):
+            kept = host.Host(meeting.open_listener(doors), 2, key, 0.3) if rank == 0 else None
+            Connection(member, doors, key, 0.3)
+        if kept:
+            kept.close()
+        assert "give all ranks of a host one TMPDIR" in caught.value.hint
+        texts.append(caught.value.message)
+    assert "rank 1 never came" in texts[0]
+    assert f"did not reach rank 0 at {tmp_path}/1/collbench-tmp-" in texts[1]
+
+
+def test_a_folder_that_takes_no_sockets_is_named_with_tmpdir(tmp_path: Path) -> None:
+    (tmp_path / "meeting").mkdir()  # where a socket cannot be
+    opened = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(CannotRun) as caught:
+        meeting.open_listener([Path(f"/proc/self/fd/{opened}/meeting")])
+    os.close(opened)
+    assert f"cannot listen at {tmp_path}/meeting: " in caught.value.message
+    assert "TMPDIR" in caught.value.hint and "MASTER_ADDR" not in caught.value.hint
 
 
 class Process:

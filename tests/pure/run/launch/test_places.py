@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.features.compare.ab import variants
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
-from collbench.run.launch import awake, places
+from collbench.run.launch import awake, fresh, places
 from collbench.run.launch import watch as watches
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
@@ -30,7 +31,7 @@ from collbench.run.launch.interpreter import Home, is_asked_for
 from collbench.run.launch.keeper import Answer, Keeper, Question
 from collbench.run.launch.places import Node, Places, Seat, SeatWatch, make_instructions
 from collbench.run.launch.ray import select_driver_settings
-from collbench.run.launch.world import Failure, Listener
+from collbench.run.launch.world import Channel, Failure, Listener
 from collbench.run.memory import Room
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -220,6 +221,41 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings() -> None:
     assert [each.plan is None for each in told] == [False, True, True]
 
 
+class Name(str):
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_seats_beside_each_other_are_found_in_few_comparisons_among_many() -> None:
+    n, per_host = 400, 8
+    nodes = [Node(Name(f"n{rank // per_host}"), "10.0.0.1", "h", "") for rank in range(n)]
+    seats = [Seat(None, node, 0) for node in nodes]
+    told = make_instructions(msgspec.structs.replace(PLAN, n=n), seats, "ssh", {})
+    assert [(each.member.local_rank, each.member.local_n) for each in told] == [
+        (rank % per_host, per_host) for rank in range(n)
+    ]
+    assert Name.comparisons <= 8 * n
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(30.0, 120.0), (600.0, 600.0)])
+def test_fresh_ranks_have_as_long_to_come_together_as_the_timeout(
+    timeout: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = msgspec.structs.replace(PLAN, timeout=timeout)
+    instructions = make_instructions(plan, SEATS, "ssh", {})
+    assert [each.seconds for each in instructions] == [seconds] * 2
+    limits: list[float] = []
+    ranks = SimpleNamespace(run=lambda *_: None)
+    monkeypatch.setattr(fresh.join, "Joined", lambda _, limit: limits.append(limit) or ranks)
+    monkeypatch.setattr(fresh.os, "environ", {})
+    fresh._take_part(instructions[0], Channel(BytesIO(), BytesIO()))
+    assert limits == [seconds]
+
+
 def test_ranks_on_ray_have_the_modules_and_the_settings_of_the_driver() -> None:
     passed = {"COLLBENCH_IMPORTS": "mine", "RCCL_X": "1", "HIP_X": "1", "HSA_X": "1"}
     of_ray = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", "PYTHONPATH": "/driver"}
@@ -332,6 +368,7 @@ def test_a_world_that_never_opens_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunBroken) as caught:
         watch_silence(monkeypatch, *BEGUN[:2])
     assert caught.value.message == "no world opened within 270 s on node0, node1"
+    assert "-T" in caught.value.hint
     assert caught.value.job is None
 
 
