@@ -15,6 +15,7 @@ import msgspec
 
 from collbench.core import groups
 from collbench.core.backend_info import backend_info, find_file
+from collbench.core.dtypes import OPS
 from collbench.core.errors import CannotRun
 from collbench.core.text import format_count
 from collbench.records.derive import NO_TIME_LEFT
@@ -204,6 +205,7 @@ REMEDIES = {  # by words of the reason
     "does not exist among": "choose -r below the number of ranks (-g), or all",
     "takes at most": "take smaller sizes, or a wider datatype (-d), which has fewer elements",
     "element": "take larger sizes",
+    "names no reduction": f"name one (-o, or ops of a suite): {', '.join(OPS)}",
     "integers only": "use -d int32, or another reduction (-o sum)",
     "no in-place form": "use --place out",
     NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take), or take fewer sizes or"

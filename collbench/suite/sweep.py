@@ -508,6 +508,8 @@ def refuse_case(case: Case) -> str:
             reason = e.message
         if reason:
             return f"{case.algorithm}: {reason}"
+    if row.reduces and case.op == "none":
+        return f"{row.name} reduces, and 'none' names no reduction"
     if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
         return f"{case.op} is defined on integers only, not {case.dtype}"
     if case.root >= case.n:
