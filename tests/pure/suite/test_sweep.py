@@ -137,7 +137,7 @@ def test_a_collective_that_reduces_is_not_measured_without_a_reduction() -> None
     assert {case.collective for case in cases} == {"broadcast"}
     (reason,) = {skip.reason for skip in skips}
     assert reason == "all_reduce reduces, and 'none' names no reduction"
-    assert "-o, or ops of a suite): sum, prod" in plan.nothing_runs([reason]).hint
+    assert "name one (-o): sum, prod" in plan.nothing_runs([reason]).hint
 
 
 @pytest.mark.parametrize("word", ["recursive-doubling", "recursive_doubling"])

@@ -267,7 +267,7 @@ def _print_plan(order: Order) -> None:
     for text in fake_gpus(prepared.suite.values("backends")):
         typer.echo(text)
     if order.resumed is None:
-        refuse_nothing(prepared)
+        refuse_nothing(prepared, order.command)
 
 
 def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> int:
