@@ -10,8 +10,7 @@ from collbench.suite.fields import FIELDS, Field
 
 COMMANDS = ("run", "ab")  # that measure suites
 OPTIONS = frozenset(  # that they have, too
-    "-g --ngpus --ranks --backend --max-time --path --launcher --hosts --ssh --address --placement"
-    " --inject --import".split()
+    ("-g", "--ngpus", "--ranks", "--backend", "--max-time", "--path", "--inject", "--import")
 )
 KEYS = {"envs": "env", "minbytes": "sizes", "maxbytes": "sizes", "listed": "sizes"}
 OF_WORKLOADS = ("scale", "slice", "layers")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from command_lines import list_options
+from command_lines import every_command, list_options
 
+import collbench
 from collbench.core.collectives import COLLECTIVES
 from collbench.features.compare.verdict import LAUNCHED_ONCE
 from collbench.records.flags import FLAGS
@@ -55,3 +59,64 @@ def test_commands_that_launch_once_have_no_option_for_more() -> None:
     measuring = [*LAUNCHED_ONCE, "all_reduce", "run", "p2p", "lifecycle", "order"]
     once = {name for name in measuring if "--launches" not in list_options(name)}
     assert once == {*LAUNCHED_ONCE} and not once & {*COLLECTIVES}
+
+
+def list_texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """What a module says, by line: strings, with {} for what is filled in."""
+    nodes = [*ast.walk(tree)]
+    inner = [part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values]
+    skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)} | {*map(id, inner)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            values = (v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+            yield node.lineno, "".join(map(str, values))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in skipped
+        ):
+            yield node.lineno, node.value
+
+
+def list_hints() -> Iterator[tuple[str, str]]:
+    """Each clause that begins with `collbench COMMAND`, with where it stands."""
+    root = Path(collbench.__file__).parent
+    groups = {name.partition(" ")[0] for name in every_command()} | {*COLLECTIVES}
+    for path in sorted(root.rglob("*.py")):
+        for line, text in list_texts(ast.parse(path.read_text())):
+            for match in re.finditer(r"\bcollbench ([a-z][^;,()`\n]*)", text):
+                if match[1].split()[0] in groups and match[1].rstrip() not in TITLES:
+                    yield f"{path.relative_to(root)}:{line}", match[1]
+
+
+TITLES = {"help", "list", "report -->", "history of {}"}  # of no command with options
+VALUES = re.compile(r"[A-Z@/.{0-9]|'|.*[_./=:{…]|(words|gloo|json)?$")  # of options, but no prose
+
+
+def find_fault(hint: str) -> str:
+    """Why a command line is none: its options are not there, or need what is not given."""
+    words = [word.rstrip(":.|") for word in hint.replace(" …", "").split()]
+    words[:1] = ["all_reduce"] if words[0] in COLLECTIVES else words[:1]
+    names = (" ".join(words[:k]) for k in (3, 2, 1))
+    name = next((name for name in names if name in every_command()), "")
+    if not name:
+        is_group = any(command.startswith(f"{words[0]} ") for command in every_command())
+        return "" if is_group and not words[1:] else "no such command"
+    given = dict(zip(words, [*words[1:], ""], strict=True))
+    params = {
+        word: p for p in every_command()[name].params for word in (*p.opts, *p.secondary_opts)
+    }
+    for word, value in given.items():
+        if word.startswith("-") and word not in {*params, "--help"}:
+            return f"{name} has no {word}"
+        option = params.get(word) if word.startswith("-") else None
+        if option and not option.is_flag and not VALUES.match(value):
+            return f"{word} needs a value"
+    needed = (p.opts[0] for p in params.values() if p.required and not given.keys() & {*p.opts})
+    return next((f"{name} needs {option}" for option in needed if option.startswith("-")), "")
+
+
+def test_commands_that_hints_name_are_commands() -> None:
+    hints = [*list_hints()]
+    assert len(hints) > 80
+    assert not [(where, hint, fault) for where, hint in hints if (fault := find_fault(hint))]
