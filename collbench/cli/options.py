@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from collbench.cli import outputs, parameters
-from collbench.cli.report import ENDINGS
 from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES, Collective, find_collective
@@ -536,7 +535,7 @@ def _tell_sizes(axes: Axes, given: Sequence[str]) -> None:
 def _refuse_files(ops: Sequence[str]) -> None:
     """Raises UsageError for a reduction that is a file's name."""
     ways = {
-        **dict.fromkeys(ENDINGS, "collbench report @last -o {} writes it after a run"),
+        **dict.fromkeys(outputs.REPORTS, "collbench report @last -o {} writes it after a run"),
         ".jsonl": "--output {} saves the run there",
         ".json": "-J {} writes nccl-tests' JSON",
         ".csv": "--format csv > {} writes it",

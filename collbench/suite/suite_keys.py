@@ -20,7 +20,7 @@ SHORT = r"(?<=\()|(?<=choose )|(?<=leave )"  # where an option of one letter is 
 def name_keys(hint: str, command: Sequence[str]) -> str:
     """The hint for a run with this command line: where that measures a suite, with the key of the
     suite's file in place of an option, as `agg_iters = 20 in [policy]` for `-m 20`."""
-    if not command or command[1:2] not in ([name] for name in COMMANDS):
+    if not {*command[1:2]} & {*COMMANDS}:
         return hint
     for key in OF_WORKLOADS:
         hint = re.sub(rf"--{key}\b", f"{key} in [[workload]]", hint)

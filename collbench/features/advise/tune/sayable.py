@@ -43,8 +43,7 @@ def drop_unsayable(
     choices = _imagine_choices(field)
     if is_by_choice and (reason := format.refuse(replace(blank, unadvised=choices))):
         sweep = f"{','.join(format.collectives)} -b {format.sizes[0]} -e {format.sizes[1]}"
-        hint = f"tune {sweep} with the other options, or add --for words"
-        raise UsageError(f"{format.title}: {reason}", hint)
+        raise UsageError(f"{format.title}: {reason}", f"tune {sweep}, or --for words")
 
     def refuse(rows: Sequence[Advice]) -> str:
         if is_by_choice:
