@@ -20,7 +20,7 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
     """Tables by title, a header row first."""
     from collbench.core import algorithms
     from collbench.core.backend_info import find_origin, list_infos
-    from collbench.suite import toml
+    from collbench.suite import shipped, toml
 
     rows: list[tuple[str, ...]] = [("name", "busbw factor", "in place", "meaning")]
     rows += [(c.name, c.factor, c.in_place or "-", c.meaning) for c in COLLECTIVES.values()]
@@ -37,6 +37,8 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
         ]
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
+    for folder in sorted({str(path.parent) for path in shipped.list_suites().values()}):
+        suites.append(("FILE.toml", "", f"your own; to copy and change, some lie in {folder}"))
     backends = [
         (name, " ".join(filter(None, [info.about, origin and f"({origin})"])))
         for name, info in list_infos().items()

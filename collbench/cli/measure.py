@@ -126,7 +126,7 @@ def carry_out(
                 " samples of each do not fit, the costliest are dropped and named"
             )
         if order.resumed is None:
-            refuse_nothing(prepared)
+            refuse_nothing(prepared, order.command)
     return Exit.OK
 
 

@@ -3,7 +3,6 @@ errors that name the option."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import sys
@@ -20,7 +19,7 @@ from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES, Collective, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.paths import NAMES as PATHS
-from collbench.core.paths import VARIABLE, expand_path, needs_nic, strip_preset
+from collbench.core.paths import expand_path, list_card_names, strip_preset
 from collbench.core.text import print_message, suggest_name
 from collbench.machine.routes import find_default_interface
 from collbench.records import store
@@ -109,25 +108,36 @@ def add_paths(axes: Axes, paths: Sequence[str], source: PlaceSource | None = Non
     if not paths:
         return axes
     nic = "" if source else find_default_interface()
-    if not nic and (name := next((n for n in paths if needs_nic(n, axes.backends)), "")):
+    envs = tuple(
+        _add_path(name, axes.backends, env, nic, source) for env in axes.envs for name in paths
+    )
+    return msgspec.structs.replace(axes, envs=envs)
+
+
+def _add_path(
+    path: str, backends: Sequence[str], env: Setting, nic: str, source: PlaceSource | None
+) -> Setting:
+    """The settings ``env``, which may name a card in place of ``nic``, and those of a path. Raises
+    UsageError where no card is known, or both decide the same."""
+    names, given = list_card_names(path, backends), dict(env)
+    card = next((given[name] for name in names if name in given), nic)
+    if names and not card:
         unknown = (
             f"the cards of hosts that {source.name} reaches are not known here"
             if source
             else "this host has no default route, so no card to name"
         )
         raise UsageError(
-            f"--path {name}: {unknown}",
-            "set the interface by --env (GLOO_SOCKET_IFNAME=eth0)",
+            f"--path {path}: {unknown}",
+            f"name one by --env {names[0]}=eth0 (in a suite by env in [axes])",
         )
-    presets = [expand_path(name, axes.backends, nic) for name in paths]
-    for env, preset in itertools.product(axes.envs, presets):
-        if both := sorted({name for name, _ in env} & {name for name, _ in preset}):
-            raise UsageError(
-                f"--env {both[0]} and --path {dict(preset)[VARIABLE]} decide the same",
-                "leave one of them out",
-            )
-    envs = tuple(env + preset for env in axes.envs for preset in presets)
-    return msgspec.structs.replace(axes, envs=envs)
+    settings = expand_path(path, backends, card)
+    if both := sorted({name for name, _ in settings} & {*given} - {*names}):
+        raise UsageError(
+            f"--env {both[0]} and --path {path} decide the same", "leave one of them out"
+        )
+    others = tuple(setting for setting in env if setting[0] not in names)
+    return others + tuple((name, given.get(name, value)) for name, value in settings)
 
 
 def _select_fields(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
@@ -525,12 +535,14 @@ def _tell_sizes(axes: Axes, given: Sequence[str]) -> None:
 def _refuse_files(ops: Sequence[str]) -> None:
     """Raises UsageError for a reduction that is a file's name."""
     ways = {
+        **dict.fromkeys(outputs.REPORTS, "collbench report @last -o {} writes it after a run"),
         ".jsonl": "--output {} saves the run there",
         ".json": "-J {} writes nccl-tests' JSON",
+        ".csv": "--format csv > {} writes it",
     }
     for word in ops:
         if "." in word or "/" in word:
-            way = ways.get(Path(word).suffix, "collbench report @last -o {} writes it after a run")
+            way = ways.get(Path(word).suffix, "leave -o out; > {} writes there what is printed")
             raise UsageError(
                 f"-o {word}: a file is given, but -o is the reduction, as in nccl-tests",
                 way.format(shlex.quote(word)),

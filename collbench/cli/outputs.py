@@ -44,6 +44,17 @@ RUN_FORMATS = ("prometheus", "otlp", "parquet")  # that a run has, besides pages
 RUN_ENDINGS = tuple(suffix for suffix, name in SUFFIXES.items() if name in RUN_FORMATS)
 
 
+REPORTS = {  # formats of `report` by endings of files
+    ".html": "html",
+    ".htm": "html",
+    ".md": "md",
+    ".markdown": "md",
+    ".prom": "prometheus",
+    ".otlp": "otlp",
+    ".parquet": "parquet",
+}
+
+
 PLOTLYJS = ("inline", "cdn", "directory")  # how a page comes by plotly.js
 
 

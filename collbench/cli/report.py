@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 DEFAULT = Path("collbench-report.html")
 
 
-ENDINGS = {
-    ".html": "html",
-    ".htm": "html",
-    ".md": "md",
-    ".markdown": "md",
-    ".prom": "prometheus",
-    ".otlp": "otlp",
-    ".parquet": "parquet",
-}
-
-
 PAGES = ("html", "md")
 
 
@@ -88,11 +77,12 @@ def report(options: ReportOptions) -> None:
 
     grammar.parse_choice("--plotlyjs", options.plotlyjs, outputs.PLOTLYJS)
     output_format = options.output_format
-    formats = tuple(dict.fromkeys(ENDINGS.values()))
+    formats = tuple(dict.fromkeys(outputs.REPORTS.values()))
     grammar.parse_choice("--format", output_format or "html", formats)
     if options.output and options.output.suffix and not output_format:
         ending = f"-o {options.output}: its ending"
-        output_format = ENDINGS[grammar.parse_choice(ending, options.output.suffix, ENDINGS)]
+        suffix = grammar.parse_choice(ending, options.output.suffix, outputs.REPORTS)
+        output_format = outputs.REPORTS[suffix]
     output_format = output_format or "html"
     if output_format not in PAGES:
         return _deliver_runs(options, output_format)

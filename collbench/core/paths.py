@@ -95,13 +95,14 @@ def expand_path(name: str, backends: Iterable[str], nic: str) -> Settings:
     return tuple((key, value.replace(NIC, nic)) for key, value in settings.items())
 
 
-def needs_nic(name: str, backends: Iterable[str]) -> bool:
-    """Whether a preset names this host's interface to some of these backends."""
-    return any(
-        NIC in value
+def list_card_names(name: str, backends: Iterable[str]) -> list[str]:
+    """The variables by which a preset names this host's interface to some of these backends."""
+    return [
+        variable
         for backend in backends
-        for value in PRESETS[name].settings.get(backend, {}).values()
-    )
+        for variable, value in PRESETS[name].settings.get(backend, {}).items()
+        if NIC in value
+    ]
 
 
 def find_path(env: Iterable[tuple[str, str]]) -> str:

@@ -291,7 +291,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         lambda inputs: is_unlike_sums(inputs.record.chose),
         is_always,
         "sums have bits that the algorithm which the library named does not give (--adds-as)",
-        "collbench order finds in which order it adds",
+        "collbench order COLLECTIVE finds in which order it adds",
         letter="A",
     ),
     Flag(
@@ -323,7 +323,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         is_always,
         "the run, or this case's ranks, ended while it was measured: what was finished is shown,"
         " and no verdict rests on it",
-        "collbench run --resume measures it again",
+        "collbench run --resume RUN measures it again",
         effect="ungates",
         letter="C",
     ),

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import hashlib
 import os
+import shlex
 import signal
 import stat
 import sys
@@ -352,7 +353,7 @@ def unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> Usag
         return UsageError(
             f"{path} is packed", "gunzip it, or give a packed log to collbench import"
         )
-    hint = f"a log of another tool? collbench import {path} makes a run of it"
+    hint = f"a log of another tool? collbench import {shlex.quote(str(path))} makes a run of it"
     return UsageError(f"{path} is not a run of collbench", hint)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -94,6 +95,11 @@ def list_saved() -> list[Path]:
             "run this as the owner of that folder, or set COLLBENCH_HOME to another",
         ) from e
     return sorted(folder / name for name in names)
+
+
+def name_run(path: Path) -> str:
+    """The word by which a command finds a saved run: its id, or the path of a file elsewhere."""
+    return path.stem if path.parent == home_folder() / "runs" else shlex.quote(str(path))
 
 
 def find_run(name: str, running: bool = False) -> Path:

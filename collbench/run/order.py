@@ -144,7 +144,7 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
     return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
 
 
-def refuse_nothing(prepared: Prepared) -> None:
-    """Raises CannotRun where there is nothing to run."""
+def refuse_nothing(prepared: Prepared, command: Sequence[str]) -> None:
+    """Raises CannotRun where there is nothing to run by this command line."""
     if not prepared.jobs:
-        raise plan.nothing_runs([skip.reason for skip in prepared.skips])
+        raise plan.nothing_runs([skip.reason for skip in prepared.skips], command)

@@ -15,6 +15,7 @@ import msgspec
 
 from collbench.core import groups
 from collbench.core.backend_info import backend_info, find_file
+from collbench.core.dtypes import OPS
 from collbench.core.errors import CannotRun
 from collbench.core.text import format_count
 from collbench.records.derive import NO_TIME_LEFT
@@ -24,6 +25,7 @@ from collbench.run.memory import AVAILABLE, Room
 from collbench.run.runner import runner_of
 from collbench.suite.case import BATCH_MODES, Case, Skip
 from collbench.suite.policy import Policy
+from collbench.suite.suite_keys import name_keys
 
 # for estimates shown before anything is measured: seconds, as seen on two cores of a server's CPU
 # with torch 2.13 and Gloo, until Python has loaded torch, for each set of processes; until forked
@@ -204,26 +206,25 @@ REMEDIES = {  # by words of the reason
     "does not exist among": "choose -r below the number of ranks (-g), or all",
     "takes at most": "take smaller sizes, or a wider datatype (-d), which has fewer elements",
     "element": "take larger sizes",
+    "names no reduction": f"name one (-o): {', '.join(OPS)}",
     "integers only": "use -d int32, or another reduction (-o sum)",
     "no in-place form": "use --place out",
     NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take), or take fewer sizes or"
     " collectives, of a step fewer --layers or a smaller --scale",
-    "needs a power of two": "choose another number of ranks (-g), or another --algo",
+    "needs a power of two": "choose another number of ranks (-g), or another algorithm (--algo)",
     "has no algorithm": "collbench list shows which collective has which",
 }
 
 
-def nothing_runs(notes: Sequence[str]) -> CannotRun:
-    """The error that is raised where every case is skipped: the first reason, how many others there
-    are, and a hint."""
+def nothing_runs(notes: Sequence[str], command: Sequence[str] = ()) -> CannotRun:
+    """The error that is raised where every case of a run with this command line is skipped: the
+    first reason, how many others there are, and a hint."""
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
     reasons = reasons or ["nothing is recorded of any"]
     more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
     result = "was measured" if reasons[0].startswith(NO_TIME_LEFT) else "can run here"
-    return CannotRun(
-        f"no case {result}: {reasons[0]}{more}",
-        next(
-            (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
-            "collbench doctor says what runs here, collbench list what there is",
-        ),
+    hint = next(
+        (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
+        "collbench doctor says what runs here, collbench list what there is",
     )
+    return CannotRun(f"no case {result}: {reasons[0]}{more}", name_keys(hint, command))

@@ -79,7 +79,7 @@ def execute_order(
             resumption.refuse_another_machine(resumed, world.environment(), prepared.jobs)
             resumption.refuse_another_launcher(resumed, world.launcher, world.list_hosts)
         else:
-            refuse_nothing(prepared)
+            refuse_nothing(prepared, order.command)
         _tell_of_long_calls(prepared.jobs)
         return _Session(order, prepared, make_reporter(), world, before).run()
     except Exception as e:
@@ -178,7 +178,7 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     session.begin()
     reporter.end(order.resumed.end, path)
     if not measured:
-        raise plan.nothing_runs([record.note for record in order.resumed.records])
+        raise plan.nothing_runs([record.note for record in order.resumed.records], order.command)
     return session.verdict()
 
 
@@ -301,7 +301,8 @@ class _Session:
         """0 or 7. Raises CannotRun when no case ran, or the data of some could not be checked."""
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
-            raise plan.nothing_runs([note for _, note in self._outcomes])
+            notes = [note for _, note in self._outcomes]
+            raise plan.nothing_runs(notes, self._order.command)
         if "wrong" in statuses:
             return Exit.WRONG_DATA
         if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:

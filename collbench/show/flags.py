@@ -28,6 +28,7 @@ from collbench.records.rows import Row
 from collbench.records.types import RunFile, is_budgeted
 from collbench.run.reporter import Outcome
 from collbench.suite.policy import Policy
+from collbench.suite.suite_keys import name_keys
 
 GENERAL = {  # where the run's own figures are not known, or differ between runs
     "ran_out": "reached the limit of time or samples",
@@ -92,11 +93,15 @@ def _format_seconds(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}s"
 
 
-def explain_flag(flag: str, limits: Mapping[str, str] = GENERAL) -> Flag:
-    """A flag with its meaning and remedy, in which the run's ``limits`` stand for placeholders."""
+def explain_flag(
+    flag: str, limits: Mapping[str, str] = GENERAL, command: Sequence[str] = ()
+) -> Flag:
+    """A flag with its meaning and remedy, in which the run's ``limits`` stand for placeholders, for
+    a run with this command line."""
     row = look_up(flag)
     return row._replace(
-        meaning=row.meaning.format_map(limits), remedy=row.remedy.format_map(limits)
+        meaning=row.meaning.format_map(limits),
+        remedy=name_keys(row.remedy.format_map(limits), command),
     )
 
 
@@ -104,7 +109,7 @@ def explain_doubts(
     outcomes: Sequence[Outcome],
     policy: Policy,
     crowded: Collection[bool],
-    command: Collection[str] = (),
+    command: Sequence[str] = (),
     besides: Collection[str] = (),
 ) -> list[str]:
     """A line for each doubt that occurred, most frequent first: how often, its meaning, and what to
@@ -115,9 +120,12 @@ def explain_doubts(
         del doubted[flag]
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
     limits = fill_limits(policy, crowded, stops, command) | _name_call_paths(outcomes)
-    lines = [(flag, times, explain_flag(flag, limits)) for flag, times in doubted.most_common()]
-    sentences = [f"{flag} ({times}): {row.meaning}; {row.remedy}" for flag, times, row in lines]
-    return [*sentences, *explain_remarks(rows, limits, besides)]
+    explained = {flag: explain_flag(flag, limits, command) for flag in doubted}
+    sentences = [
+        f"{flag} ({times}): {explained[flag].meaning}; {explained[flag].remedy}"
+        for flag, times in doubted.most_common()
+    ]
+    return [*sentences, *explain_remarks(rows, limits, command, besides)]
 
 
 def explain_row_flags(rows: Iterable[Row], file: RunFile) -> list[str]:
@@ -139,7 +147,10 @@ def _name_call_paths(outcomes: Sequence[Outcome]) -> dict[str, str]:
 
 
 def explain_remarks(
-    rows: Iterable[Derived], limits: Mapping[str, str], besides: Collection[str] = ()
+    rows: Iterable[Derived],
+    limits: Mapping[str, str],
+    command: Sequence[str] = (),
+    besides: Collection[str] = (),
 ) -> list[str]:
     """One line with all remarks and in how many rows each is, most frequent first; the only one is
     explained."""
@@ -153,7 +164,7 @@ def explain_remarks(
         return [
             f"{MARK} remarks, no doubts: {', '.join(names)}; collbench help flags explains them"
         ]
-    row = explain_flag(next(iter(remarks)), limits)
+    row = explain_flag(next(iter(remarks)), limits, command)
     return [f"{MARK} {names[0]}: {row.meaning}; {row.remedy}"]
 
 

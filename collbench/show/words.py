@@ -328,7 +328,8 @@ def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
         f"{note} ({format_count(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)
     ]
     rest = len(noted) - len(lines)
-    return [*lines, *[f"{format_count(rest, 'note')} more, which --format csv shows"] * (rest > 0)]
+    more = f"{format_count(rest, 'note')} more; once saved, collbench report RUN shows all"
+    return [*lines, *[more] * (rest > 0)]
 
 
 def notes_of(record: Record) -> list[str]:

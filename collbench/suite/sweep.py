@@ -493,6 +493,13 @@ def _is_among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
     return getattr(case, FIELDS[axis]) in values
 
 
+def _refuse_reduction(case: Case) -> str:
+    if case.op == "none":
+        return f"{case.row.name} reduces, and 'none' names no reduction"
+    integers = OPS[case.op].integers_only and case.type.kind == "float"
+    return f"{case.op} is defined on integers only, not {case.dtype}" if integers else ""
+
+
 def refuse_case(case: Case) -> str:
     """Why ``case`` means nothing on any backend, or an empty string."""
     row = case.row
@@ -508,8 +515,8 @@ def refuse_case(case: Case) -> str:
             reason = e.message
         if reason:
             return f"{case.algorithm}: {reason}"
-    if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
-        return f"{case.op} is defined on integers only, not {case.dtype}"
+    if row.reduces and (reason := _refuse_reduction(case)):
+        return reason
     if case.root >= case.n:
         return f"root {case.root} does not exist among {case.n} ranks"
     if row.moves_data and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):

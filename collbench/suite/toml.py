@@ -144,6 +144,9 @@ def _read_suite(path: Path) -> Suite:
             for table, where in _list_tables(values, "threshold", path)
         ],
     }
+    sweeps = [axes, *includes, *(override.axes for override in tables["overrides"])]
+    if "graph" in values.get("policy", {}):
+        _refuse_idle_graph((mode for sweep in sweeps for mode in sweep.modes), f"{path}: [policy]")
     try:
         return Suite(
             name=readable_text(path.stem),
@@ -206,6 +209,14 @@ def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
     if "max_iters" in values:
         return msgspec.structs.replace(policy, min_iters=min(policy.min_iters, policy.max_iters))
     return msgspec.structs.replace(policy, max_iters=max(policy.min_iters, policy.max_iters))
+
+
+def _refuse_idle_graph(modes: Iterable[str], where: str) -> None:
+    if "graph" not in modes:
+        raise UsageError(
+            f"{where}, graph: it is replays of mode graph, in which nothing is measured",
+            'add modes = ["graph"] to [axes], or leave graph out',
+        )
 
 
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}

@@ -54,7 +54,9 @@ class Probe(NamedTuple):
 
 def refuse_order(op: str, dtype: DType) -> str:
     """Why a reduction of this type has no order that could show; "" where it has."""
-    if op in OPS and OPS[op].idempotent:
+    if op not in OPS:
+        return f"{op} adds nothing, so it has no order"
+    if OPS[op].idempotent:
         return f"{op} has no order: it never rounds"
     if dtype.kind != "float":
         return f"{op} of {dtype.name} is exact in any order"

@@ -27,6 +27,7 @@ from collbench.records.paired import Shift
 from collbench.records.rows import Row
 from collbench.run.launch.environments import STARTING
 from collbench.suite.case import Case
+from collbench.suite.suite_keys import name_keys
 
 Verdict = Literal[
     "REGRESSED",
@@ -218,9 +219,10 @@ def rule_by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> 
         why = _describe_few_launches(base, head)
         if fewest < min(len(base.launches), len(head.launches)):
             start, numbers = sides[0][0].record.sync, " and ".join(str(len(side)) for side in sides)
+            way = name_keys(f"--sync {start}", sides[0][0].run.command)
             why = (
                 f"{numbers} launches started alike ({start}), and {FEWEST_UNPAIRED} a side are the"
-                f" fewest that tell: measure both with --sync {start}"
+                f" fewest that tell: measure both with {way}"
             )
         if all(launch.predicted for side in sides for launch in side):
             why = "both sides are a model's predictions: nothing was measured that could be judged"
@@ -262,6 +264,9 @@ def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
     return f"{number}, and {few} ({_describe_more(base, head, enough)})"
 
 
+LAUNCHED_ONCE = ("workload", "replay", "overlap", "pairs", "locate")  # commands without --launches
+
+
 def _describe_more(base: CaseRows, head: CaseRows, number: int) -> str:
     """A sentence on how to make so many launches a side, in the way that these were made; where a
     budget left no time for some of them, how to give them time."""
@@ -269,7 +274,8 @@ def _describe_more(base: CaseRows, head: CaseRows, number: int) -> str:
     if any(launch.run.imported for launch in launches):
         return f"name {number} logs a side"
     launchers = {launch.world.launcher for launch in launches if launch.world} - {*STARTING}
-    if launchers:  # whose ranks no command can start anew
+    commands = {word for launch in launches for word in launch.run.command[1:2]}
+    if launchers or not commands.isdisjoint(LAUNCHED_ONCE):  # whose ranks no command can start anew
         return f"start the command {number} times a side, and name all of its runs"
     if base.dropped_launch_count or head.dropped_launch_count:
         planned = min(len(side.timed) + side.dropped_launch_count for side in (base, head))

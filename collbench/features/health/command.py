@@ -249,7 +249,7 @@ def refuse_conflicts(options: HealthOptions) -> None:
     if options.gate_power and not options.expect:
         raise UsageError(
             "--gate-power is given without --expect, whose limits it is about",
-            "add --expect ours.toml; collbench expect learn writes a table",
+            "add --expect ours.toml; collbench expect learn RUN… writes a table",
         )
     if options.tests and not options.locate:
         raise UsageError("--tests is given without --locate, which it limits", "add --locate")
@@ -521,12 +521,13 @@ def check_earlier(
 def _explain_unkept(book: Book, file: RunFile) -> str:
     """The reason why a run is not judged against earlier nights, or an empty string."""
     from collbench.features.health.history.nights import launches_of
+    from collbench.records.store import name_run
 
     run = file.run
     if NIGHTLY not in run.suite.tags and not book.holds(run.id):
         return (
             f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
-            f" collbench history add {run.id} keeps it"
+            f" collbench history add {name_run(file.path)}{book.option} keeps it"
         )
     return "" if launches_of(file) else f"{run.id} measured nothing"
 

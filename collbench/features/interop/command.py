@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -78,10 +77,7 @@ def import_(options: ImportOptions) -> None:
         lines = assemble.assemble_runs(reading, options.tag, index)
         paths.append(_save_lines(lines, options.output))
         _print_reading(file, reading, paths[-1])
-    wrong = [
-        _tell_wrong(file, reading) for file, reading in zip(options.files, readings, strict=True)
-    ]
-    if any(wrong):
+    if any([*map(_tell_wrong, options.files, readings, paths)]):
         raise typer.Exit(Exit.WRONG_DATA)
     _print_next(paths)
 
@@ -92,10 +88,7 @@ def _print_next(paths: Sequence[Path]) -> None:
     from collbench.core.text import plain_line
     from collbench.records import store
 
-    names = [
-        path.stem if path.parent == store.home_folder() / "runs" else shlex.quote(str(path))
-        for path in paths
-    ]
+    names = [store.name_run(path) for path in paths]
     command = f"compare {' '.join(names)}" if len(names) == 2 else f"report {names[-1]}"
     typer.echo(f"next: collbench {plain_line(command)}")
 
@@ -169,9 +162,10 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
         )
 
 
-def _tell_wrong(file: str, reading: Reading) -> bool:
+def _tell_wrong(file: str, reading: Reading, path: Path) -> bool:
     """Tells which records hold wrong data, and how many elements; whether there was any."""
-    from collbench.core.text import format_count, format_size, print_message
+    from collbench.core.text import format_count, format_size, plain_line, print_message
+    from collbench.records.store import name_run
 
     records = [record for record in reading.records if record.status == "wrong"]
     elements = sum(record.wrong or 0 for record in records)
@@ -186,7 +180,8 @@ def _tell_wrong(file: str, reading: Reading) -> bool:
             for case in (record.case for record in records[:SHOWN])
         ]
         rows += ["…"] * (len(records) > SHOWN)
-        print_message(f"{file}: {count}: {', '.join(rows)}", "collbench report @last shows them")
+        hint = f"collbench report {plain_line(name_run(path))} shows them"
+        print_message(f"{file}: {count}: {', '.join(rows)}", hint)
     elif reading.failures:
         failed = f"{format_count(reading.failures, 'check')} of the data failed"
         print_message(f"{file}: {failed}, but no row says where")

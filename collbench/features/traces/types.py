@@ -39,7 +39,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     ``after``, by their places in the rank's list; a call that
     ``waits`` held up the program until it ended. ``state`` is what a recorder of a hung job says.
     ``ends`` of a message that was ``seen_late`` is when it was waited for, which may be long after.
-    Computation has ``flops``, and bytes of memory that it ``touched``.
+    Computation has ``flops``, and bytes of memory that it ``touched``. What is called ``by_lists``
+    of tensors may have blocks of unequal sizes, of which the trace tells the rank's own.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     waits: bool = False
     state: State = ""
     seen_late: bool = False
+    by_lists: bool = False
     flops: float = 0
     touched: Whole = 0
     phase: str = ""

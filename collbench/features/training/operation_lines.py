@@ -225,6 +225,11 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
         kind in COLLECTIVES and getattr(COLLECTIVES[kind], attribute)
         for attribute in ("reduces", "rooted")
     )
+    if reduces and row.reduce == "none":
+        raise UsageError(
+            f"{where}, reduce: {kind} reduces, and 'none' names no reduction",
+            f"leave reduce out for sum, or name one of {', '.join(OPS)}",
+        )
     gap = round(row.gap_us * 1000)
     op = Op(
         kind=kind,

@@ -332,9 +332,10 @@ def note_unlike_libraries(links: Sequence[HostLink], given: Collection[str] = ()
             f"{' and '.join(names)} {verb} another value on {_join_some(hosts)}, or none:"
             f" --launcher ssh does not pass {pronoun} on, and a library that is found by"
             f" {pronoun} here, such as a net plugin of NCCL, may not be loaded there",
-            f"give {pronoun} to ranks with {settings} (ab: in --base and --head, where this note"
-            f" does not look), or export {pronoun} there in a file that non-interactive shells"
-            f" read: {STARTUP_FILES}",
+            f"export {pronoun} there in a file that non-interactive shells read"
+            f" ({STARTUP_FILES}), or give {pronoun} to ranks: {settings} where a command has"
+            " --env, a suite by env in [axes], ab in --base and --head, where this note does not"
+            " look",
         )
 
 

@@ -51,7 +51,7 @@ class DeviceSampler(Sampler):
     """
 
     timed_by: Literal["host", "device"] = "device"
-    cause, remedy = "launch-limited", "--mode host"
+    cause, remedy = "launch-limited", "--mode host (modes of a suite)"
 
     def __init__(
         self,

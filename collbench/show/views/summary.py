@@ -161,9 +161,11 @@ def flag_table(view: View) -> Table:
     )
     doubted = {flag_kind(flag) for point in view.points for flag in list_doubts(point)}
     limits = _fill_limits(view)
+    commands = {tuple(file.run.command[:2]) for file in view.files}
+    command = commands.pop() if len(commands) == 1 else ()
     lines = []
     for flag, times in sorted(flags.items(), key=lambda item: (item[0] not in doubted, -item[1])):
-        row = explain_flag(flag, limits)
+        row = explain_flag(flag, limits, command)
         weight: Weight = "notice" if flag in doubted else ""
         lines.append(Line((flag, f"{times:,}", row.meaning, row.remedy), {}, weight))
     columns = make_columns(("flag", "cases", "meaning", "what to do"), "lrll")

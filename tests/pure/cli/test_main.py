@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 import pytest
-import typer
+from command_lines import every_command
 
 from collbench.cli import main
 from collbench.cli.sections import SECTIONS
 
 LISTED = main.list_commands()
-
-
-def commands() -> Iterator[tuple[str, Any]]:
-    """Every command by its full name, those of groups too."""
-    root = typer.main.get_command(main.app)
-    left = [(name, root.get_command(None, name)) for name in [*LISTED, "all_reduce"]]  # type: ignore[attr-defined]
-    while left:
-        name, command = left.pop()
-        if hasattr(command, "commands"):
-            left += [(f"{name} {below}", found) for below, found in command.commands.items()]
-        else:
-            yield name, command
-
-
-@cache
-def every_command() -> dict[str, Any]:
-    return dict(commands())
 
 
 @pytest.mark.parametrize("name", LISTED)

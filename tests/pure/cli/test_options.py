@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import factories
+import msgspec
 import pytest
 
 from collbench.cli.measure import choose_gravest
-from collbench.cli.options import find_subject, make_reporter
+from collbench.cli.options import add_paths, find_subject, make_reporter
 from collbench.core.errors import Exit, UsageError
+from collbench.core.paths import VARIABLE, expand_path
 from collbench.show import nccl
+from collbench.suite.grammar import expand_envs
+from collbench.suite.sweep import Axes
 
 
 def test_a_subject_is_a_collective_or_a_run(home: Path) -> None:
@@ -59,3 +64,33 @@ def test_a_reporter_gets_each_ranks_samples_where_it_shows_something_of_them(
 ) -> None:
     assert make_reporter(name, options=asked).needs_samples == needed
     assert make_reporter(name, tmp_path / "out.json", asked).needs_samples
+
+
+class Hosts:
+    name = "ssh"
+
+
+@pytest.mark.parametrize("source", [None, Hosts()])
+def test_a_card_that_env_names_is_that_of_the_path(source: object) -> None:
+    env = (("GLOO_SOCKET_IFNAME", "eth7"), ("OMP_NUM_THREADS", "1"))
+    backends = ("gloo", "mpi")
+    axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=backends, envs=(env,))
+    (settings,) = add_paths(axes, ["nic-only"], source).envs
+    assert settings == (env[1], *expand_path("nic-only", backends, "eth7"))
+
+
+def test_a_card_that_is_not_known_is_to_be_named_as_is_then_taken() -> None:
+    axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=("gloo",))
+    with pytest.raises(UsageError, match="cards of hosts that ssh reaches") as raised:
+        add_paths(axes, ["nic-only"], Hosts())
+    (hinted,) = re.findall(r"--env (\w+=\w+)", raised.value.hint)
+    named = msgspec.structs.replace(axes, envs=expand_envs([hinted]))
+    (settings,) = add_paths(named, ["nic-only"], Hosts()).envs
+    assert dict(settings) == {VARIABLE: "nic-only", "GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def test_another_setting_of_the_path_is_refused() -> None:
+    env = (("OMPI_MCA_btl", "self"),)
+    axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=("mpi",), envs=(env,))
+    with pytest.raises(UsageError, match="OMPI_MCA_btl and --path shm-off decide the same"):
+        add_paths(axes, ["shm-off"])

@@ -11,7 +11,7 @@ from collbench.core.paths import (
     VARIABLE,
     expand_path,
     find_path,
-    needs_nic,
+    list_card_names,
     refuse_path,
     strip_preset,
 )
@@ -30,8 +30,8 @@ def test_two_backends_get_both_their_settings() -> None:
 
 
 def test_the_card_is_named_where_a_preset_needs_one() -> None:
-    assert needs_nic("nic-only", ("gloo",))
-    assert not needs_nic("nic-only", ("nccl",))
+    assert list_card_names("nic-only", ("nccl", "gloo")) == ["GLOO_SOCKET_IFNAME"]
+    assert not list_card_names("nic-only", ("nccl",))
     assert dict(expand_path("nic-only", ("gloo",), "eth7"))["GLOO_SOCKET_IFNAME"] == "eth7"
 
 

@@ -131,6 +131,15 @@ def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
     assert {c.op for c in cases if c.collective == "all_gather"} == {"none"}
 
 
+def test_a_collective_that_reduces_is_not_measured_without_a_reduction() -> None:
+    axes = Axes(collectives=("all_reduce", "broadcast"), sizes=(8,), ranks=(2,), ops=("none",))
+    cases, skips = expand_axes(axes)
+    assert {case.collective for case in cases} == {"broadcast"}
+    (reason,) = {skip.reason for skip in skips}
+    assert reason == "all_reduce reduces, and 'none' names no reduction"
+    assert "name one (-o): sum, prod" in plan.nothing_runs([reason]).hint
+
+
 @pytest.mark.parametrize("word", ["recursive-doubling", "recursive_doubling"])
 def test_collectives_without_an_algorithm_are_left_out_by_either_spelling(word: str) -> None:
     names = ("all_reduce", "broadcast", "reduce_scatter")  # which has a ring, but none down

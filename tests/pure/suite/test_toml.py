@@ -446,6 +446,12 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
             "one of auto",
             "did you mean window?",
         ),
+        (
+            HEAD + "[policy]\ngraph = 10",
+            ": [policy], graph",
+            "replays of mode graph",
+            'add modes = ["graph"]',
+        ),
         (HEAD + "[policy]\nblocking = true", ": [policy], blocking", "one of 0, 1", ""),
         (
             HEAD + "[policy]\nmax_second = 1",

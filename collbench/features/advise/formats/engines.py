@@ -259,7 +259,7 @@ def _list_statements(text: str, sign: str) -> Iterator[tuple[int, str]]:
 
 
 def _misread(number: int, why: str) -> UsageError:
-    return fail_line(number, f"the row {why}", "collbench advise --write writes such lines")
+    return fail_line(number, f"the row {why}", "collbench advise --write FILE writes such lines")
 
 
 # TensorRT-LLM's table of strategies

@@ -57,7 +57,7 @@ ALGORITHMS = {
 }
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 WORD_OF = {name: word for word, name in (ALGORITHMS | PROTOCOLS).items()}
-WRITTEN = "collbench advise --write writes such files"
+WRITTEN = "collbench advise --write FILE writes such files"
 # GPUs whose NVLink ends at their host. That of others, as GB200, may join hosts, which NCCL then
 # counts as one node (MNNVL): how many nodes it has, only its log says.
 ONE_HOST = re.compile(r"\b(?:V100|A100|A800|A[134]0G?|H20|[HB]\d00|L\d{1,2}S?|T4|RTX)\b")

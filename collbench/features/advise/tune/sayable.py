@@ -43,7 +43,7 @@ def drop_unsayable(
     choices = _imagine_choices(field)
     if is_by_choice and (reason := format.refuse(replace(blank, unadvised=choices))):
         sweep = f"{','.join(format.collectives)} -b {format.sizes[0]} -e {format.sizes[1]}"
-        raise UsageError(f"{format.title}: {reason}", f"collbench tune {sweep}, or --for words")
+        raise UsageError(f"{format.title}: {reason}", f"tune {sweep}, or --for words")
 
     def refuse(rows: Sequence[Advice]) -> str:
         if is_by_choice:

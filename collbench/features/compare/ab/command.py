@@ -298,9 +298,9 @@ def _show_plan(order: Order) -> None:
     fake = fake_gpus({case.backend for case in cases})
     times = [_describe_time(order, expected)] if expected.rows else []
     terminal.print_blocks(*sides, *listed, *times, *fake)
-    refuse_nothing(rows, skips)
+    refuse_nothing(rows, skips, order.command)
     if not expected.rows:
-        raise plan.nothing_runs([expected.reason])
+        raise plan.nothing_runs([expected.reason], order.command)
 
 
 def _describe_time(order: Order, expected: Forecast) -> str:

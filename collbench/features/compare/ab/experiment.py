@@ -180,7 +180,7 @@ class Experiment:
         self._budget = BUDGET if order.budget is None else order.budget
         self._name = store.new_id(order.suite.name)
         self._all, self._skips = matching.match_rows(order.suite, order.variants, order.places)
-        matching.refuse_nothing(self._all, self._skips)
+        matching.refuse_nothing(self._all, self._skips, self._order.command)
         self._barrier: set[object] = set()
         self._seed = zlib.crc32(self._name.encode())
         self._lots = np.random.default_rng(self._seed)
@@ -359,7 +359,7 @@ class Experiment:
                 for case in row.jobs[name].case.siblings if row not in affordable else ():
                     side.keep(Record(case=case, status="skipped", note=note))
         if not affordable and not any(self._done.values()):
-            raise plan.nothing_runs([note])
+            raise plan.nothing_runs([note], self._order.command)
         return affordable
 
     def _time_left(self) -> float:
@@ -411,7 +411,8 @@ class Experiment:
                         self._sides[name].keep(msgspec.structs.replace(by_case[case], world=-1))
         outcomes = [record for name in SIDES for record in records[name].values()]
         if not rows and all(record.status != "wrong" for record in outcomes):
-            raise plan.nothing_runs([record.note for record in outcomes if record.status != "ok"])
+            notes = [record.note for record in outcomes if record.status != "ok"]
+            raise plan.nothing_runs(notes, self._order.command)
         return rows
 
     def _settle(self, records: dict[Case, Record], line: World | Record) -> None:

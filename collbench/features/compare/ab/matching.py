@@ -150,7 +150,9 @@ def _refuse_case(case: Case, subject: Any) -> str:
     return runner_of(case).refuse(case, subject, refusal.refuse_anywhere)
 
 
-def refuse_nothing(rows: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]) -> None:
+def refuse_nothing(
+    rows: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]], command: Sequence[str]
+) -> None:
     """Raises CannotRun where there is no row that both sides may run, which names the side where
     one alone has the reason."""
     if not rows:
@@ -158,7 +160,7 @@ def refuse_nothing(rows: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]
         one_sided = [f"base: {why}" for why in base - head] + [
             f"head: {why}" for why in head - base
         ]
-        raise plan.nothing_runs(sorted([*(base & head), *one_sided]) or [ONE_SIDED])
+        raise plan.nothing_runs(sorted([*(base & head), *one_sided]) or [ONE_SIDED], command)
 
 
 def _equalise_buffers(key: str, jobs: dict[SideName, Job], differs: Collection[str]) -> Row:

@@ -78,6 +78,6 @@ def read_digests(path: Path) -> set[str]:
     if not digests:
         raise UsageError(
             f"{path} names no digest of data: it is no certificate",
-            "give a certificate of collbench accept -o",
+            "give a certificate of collbench accept -o FILE",
         )
     return digests

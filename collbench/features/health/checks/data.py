@@ -159,8 +159,8 @@ def check_completeness(night: Night) -> CheckResult:
             subject=subject,
             what=f"is where {format_count(len(members), 'case')} failed: {_name_cases(members)}",
             advice=(
-                "see dmesg and the processes of that host; collbench run --resume measures what is"
-                " missing"
+                "see dmesg and the processes of that host; collbench run --resume RUN measures what"
+                " is missing"
             ),
             evidence=[
                 make_evidence(entry, "failed", plain_line(entry.record.note))

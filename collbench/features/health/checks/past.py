@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ADVICE = (
     "collbench history trend shows what changed when; if it is meant to be: collbench history"
-    " baseline accept"
+    " baseline accept --reason TEXT"
 )
 
 

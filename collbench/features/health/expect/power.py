@@ -135,7 +135,7 @@ def find_power(
     if not rows:
         raise NoVerdict(
             f"no row of {LAUNCHES} launches is of machine, collective and size of a curve",
-            "collbench expect show lists the curves",
+            "collbench expect show FILE lists the curves",
         )
     most = min(len(list_launches(by_case.values())) for by_case in rows.values())
     if launches is not None and launches > most:

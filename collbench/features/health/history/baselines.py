@@ -60,7 +60,7 @@ def learn_baseline(series: Sequence[Series], reason: str, commit: str) -> Baseli
         most = max(map(len, nights.values()), default=0)
         raise UsageError(
             f"no row has {LEARNING} valid nights, at most {most}",
-            "collbench history list shows why",
+            "collbench history list, of the same --history and --machine, shows why",
         )
     begins = min(values[0].day for values in enough.values())
     return _make_baseline(series, begins, False, reason, commit, enough)
@@ -79,7 +79,8 @@ def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: 
     since = {key: values for key, values in nights.items() if values}
     if not since:
         raise UsageError(
-            f"no row has a valid night since {begins}", "collbench history list shows why"
+            f"no row has a valid night since {begins}",
+            "collbench history list, of the same --history and --machine, shows why",
         )
     return _make_baseline(series, begins, True, reason, commit, since)
 

@@ -203,7 +203,7 @@ def trend(options: TrendOptions) -> None:
         if not series:
             raise UsageError(
                 f"no row of {name} matches these options",
-                "collbench history list shows what there is",
+                "collbench history list, of the same --history and --machine, shows what there is",
             )
         outlook = make_outlook(name, series, share)
     document = views.make_document(outlook, options.everything, terminal.text_width())
@@ -324,7 +324,8 @@ def _choose_machine(book: Book, name: str) -> str:
         else machines
     )
     if not machines:
-        raise UsageError(f"no night is kept at {book.name}", "collbench history add @last")
+        hint = f"collbench history add @last{book.option}"
+        raise UsageError(f"no night is kept at {book.name}", hint)
     if len(candidates) != 1 or candidates[0] not in machines:
         what = (
             f"no night of {name} is kept"

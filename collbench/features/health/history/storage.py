@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shlex
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -105,11 +106,13 @@ class Book:
     def __init__(self, url: str = "", reading: bool = False) -> None:
         file = _find_file(url or os.environ.get("COLLBENCH_HISTORY", ""))
         self.name = variables.mask_text(f"sqlite:///{file}")
+        # by which a command finds it again
+        self.option = f" --history {shlex.quote(variables.mask_text(url))}" if url else ""
         if file != MEMORY:
             if reading and not Path(file).exists():
                 raise UsageError(
                     f"no night is kept: there is no {file}",
-                    "collbench history add @last begins one",
+                    f"collbench history add @last{self.option} begins one",
                 )
             _refuse_large_file(file)
             _touch_file(Path(file), self.name)
@@ -179,7 +182,8 @@ class Book:
         """The machine under which the run of this id is kept. Raises UsageError if it is not."""
         machines = self._machines_of(run)
         if not machines:
-            raise UsageError(f"{run} is not kept", f"collbench history add {run} keeps it")
+            hint = f"collbench history add {run}{self.option} keeps it"
+            raise UsageError(f"{run} is not kept", hint)
         return machines[0]
 
     def accept(self, baseline: Baseline) -> bool:

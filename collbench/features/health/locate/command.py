@@ -103,7 +103,7 @@ def locate(options: LocateOptions) -> None:
     if options.saving.dry_run:
         for text in fake_gpus(order.suite.values("backends")):
             typer.echo(text)
-        return refuse_nothing(prepare_order(order))
+        return refuse_nothing(prepare_order(order), order.command)
     result = run_search(order, rules, seconds)
     if result is None:
         return

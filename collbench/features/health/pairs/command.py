@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order
     if suite.name != "pairs":
         raise UsageError(
             f"{old.run.id} is a run of {suite.name}, not of pairs",
-            f"collbench run --resume {old.run.id} goes on with it",
+            f"collbench run --resume {shlex.quote(name)} goes on with it",
         )
     return Order(suite=suite, command=sys.argv, resumed=old, launcher=launcher, source=source)
 
@@ -267,7 +268,7 @@ def _print_plan(order: Order) -> None:
     for text in fake_gpus(prepared.suite.values("backends")):
         typer.echo(text)
     if order.resumed is None:
-        refuse_nothing(prepared)
+        refuse_nothing(prepared, order.command)
 
 
 def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> int:

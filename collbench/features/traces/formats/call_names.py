@@ -70,6 +70,7 @@ TYPES = {
     "float8_e5m2": "f8e5m2",
     **{dtype.torch: dtype.name for dtype in DTYPES.values()},
 }
+LISTS = ("allgather", "reducescatter")  # of tensors that may be of unequal sizes
 SUMS = "reductions are taken for sums: the trace does not say which they are"
 EVEN = "an all_to_all without splits is taken for an even one, unless ranks differ in its size"
 NO_RANK = "the file does not name its rank: taken for rank 0"
@@ -100,6 +101,11 @@ class Said(NamedTuple):
 def kind_of(name: str) -> str:
     """collbench's kind of an operation that a tool names so; "" where there is none."""
     return KINDS.get("".join(c for c in name.lower() if c.isalpha()), "")
+
+
+def is_by_lists(name: str) -> bool:
+    """Whether an operation that a tool names so has a list of tensors, a block each."""
+    return "".join(c for c in name.lower() if c.isalpha()) in LISTS
 
 
 def type_of(name: str) -> str:

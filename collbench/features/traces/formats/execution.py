@@ -24,6 +24,7 @@ from collbench.features.traces.formats.call_names import (
     UNREADABLE,
     Calls,
     Said,
+    is_by_lists,
     is_number,
     kind_of,
     parse_listed,
@@ -263,7 +264,8 @@ class _Found:
             peer=member if kind in ("send", "recv") else -1,
         )
         blocks = str(comms.is_asynchronized_op).strip('"').lower() in ("false", "0")
-        index = calls.add(named_call, number=key[0], waits=blocks)
+        lists = is_by_lists(comms.collective_name)
+        index = calls.add(named_call, number=key[0], waits=blocks, by_lists=lists)
         if index >= 0:
             self._open.setdefault((group, *key), []).append(index)
 

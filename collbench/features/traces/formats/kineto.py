@@ -23,6 +23,7 @@ from collbench.features.traces.formats.call_names import (
     MOST,
     Calls,
     Said,
+    is_by_lists,
     is_number,
     kind_of,
     parse_listed,
@@ -394,6 +395,7 @@ class _Found:
         issued = self.launched.get(comms.correlation) if is_number(comms.correlation) else None
         ends = when[1] if when[1] > when[0] else -1  # no kernel takes no time
         fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": ends}
+        fields["by_lists"] = is_by_lists(comms.name)
         if issued is not None:
             fields["issued_ns"] = base + issued
         number = _parse_rank(comms.number, MOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from collbench.features.traces.formats import aicb, chakra, execution, kineto, p
 from collbench.features.traces.formats import flight_recorder as flight
 from collbench.features.traces.formats.bounded import Limits, Stream, read_head
 from collbench.features.traces.formats.call_names import EVEN, NO_RANK, number_files
-from collbench.features.traces.types import STALE_NS, Call, RankTrace, Trace, Unread
+from collbench.features.traces.types import STALE_NS, Call, Lost, RankTrace, Trace, Unread
 from collbench.features.training.step import POINT_TO_POINT, WORLD
 
 MOST_FILES = 1 << 16
@@ -335,23 +335,16 @@ def _read_ranks(
     everyone = {WORLD: tuple(range(trace.world))}
     ranks = [replace(rank, groups=everyone | rank.groups) for rank in ranks]
     ranks = [*_doubt_even(ranks)] if EVEN in assumptions else ranks
+    by_lists = any(call.by_lists for rank in ranks for call in rank.calls)
+    ranks = [*_lose_unequal(ranks)] if by_lists else ranks
     return replace(trace, ranks=tuple(ranks), assumptions=tuple(assumptions))
 
 
 def _doubt_even(ranks: Sequence[RankTrace]) -> Iterator[RankTrace]:
     """The ranks, with exchanges whose sizes differ between ranks as all_to_allv of unknown blocks:
     where no rank tells splits, one that sends as much as it receives was taken for an even one."""
-    exchanges: dict[object, dict[tuple[int, int], Call]] = defaultdict(dict)  # by rank and place
-    for rank in ranks:
-        repeats: Counter[tuple[str, int]] = Counter()
-        for at, call in enumerate(rank.calls):
-            if call.kind in ("all_to_all", "all_to_allv"):
-                repeats[operation := (call.group, call.number)] += 1
-                first = rank.groups.get(call.group, ())[:1]  # member: all take long to hash
-                key = first, operation, repeats[operation]
-                exchanges[key][rank.rank, at] = call
     doubted: dict[int, list[int]] = defaultdict(list)
-    for calls in exchanges.values():
+    for calls in _join_operations(ranks, lambda call: call.kind in ("all_to_all", "all_to_allv")):
         is_told = any(call.sends or call.receives for call in calls.values())
         if not is_told and len({(call.kind, call.nbytes) for call in calls.values()}) > 1:
             for rank_number, at in calls:
@@ -361,6 +354,46 @@ def _doubt_even(ranks: Sequence[RankTrace]) -> Iterator[RankTrace]:
         for at in doubted[rank.rank]:
             calls_of_rank[at] = replace(calls_of_rank[at], kind="all_to_allv")
         yield replace(rank, calls=tuple(calls_of_rank)) if doubted[rank.rank] else rank
+
+
+def _lose_unequal(ranks: Sequence[RankTrace]) -> Iterator[RankTrace]:
+    """The ranks without what is called by lists and differs in size between ranks: its blocks are
+    unequal, and torch tells of each rank its own block times the members."""
+    unequal: dict[int, list[int]] = defaultdict(list)
+    for calls in _join_operations(ranks, lambda call: call.by_lists):
+        if len({call.nbytes for call in calls.values()}) > 1:
+            for rank_number, at in calls:
+                unequal[rank_number].append(at)
+    for rank in ranks:
+        calls_of_rank = [*rank.calls]
+        lost: list[Lost] = []
+        numbers = {name: [*known] for name, known in rank.lost_numbers.items()}
+        for at in unequal[rank.rank]:
+            call = calls_of_rank[at]
+            lost.append(Lost(f"{call.kind} of unequal blocks", 1, call.nbytes))
+            numbers.setdefault(call.group, []).append(call.number)
+            calls_of_rank[at] = Call("mark", issued_ns=call.issued_ns, phase=call.phase)
+        yield replace(
+            rank,
+            calls=tuple(calls_of_rank),
+            lost=(*rank.lost, *lost),
+            lost_numbers={name: tuple(every) for name, every in numbers.items()},
+        )
+
+
+def _join_operations(
+    ranks: Sequence[RankTrace], is_member: Callable[[Call], bool]
+) -> Iterable[Mapping[tuple[int, int], Call]]:
+    """Those calls of ranks that are one operation, by rank and place."""
+    operations: dict[object, dict[tuple[int, int], Call]] = defaultdict(dict)
+    for rank in ranks:
+        repeats: Counter[tuple[str, int]] = Counter()
+        for at, call in enumerate(rank.calls):
+            if is_member(call):
+                repeats[operation := (call.group, call.number)] += 1
+                first = rank.groups.get(call.group, ())[:1]  # member: all take long to hash
+                operations[first, operation, repeats[operation]][rank.rank, at] = call
+    return operations.values()
 
 
 def _same_rank(first: RankTrace, second: RankTrace, assumed: Sequence[str]) -> UsageError:

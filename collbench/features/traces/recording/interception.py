@@ -59,12 +59,14 @@ class Said(NamedTuple):
 
 class Row(NamedTuple):
     """How an operator is read: its kind, the argument with the tensors that make its size, by how
-    many members they are multiplied, and the one with the tensors that it fills."""
+    many members they are multiplied, and the one with the tensors that it fills. ``by_lists``: the
+    first has lists of tensors, a block of each member."""
 
     kind: str
     sized_by: str
     fills: str
     times_members: bool = False
+    by_lists: bool = False
 
 
 # by the operators' names; coalesced ones are one call of all their tensors
@@ -73,11 +75,11 @@ OPERATORS = {
     "allreduce_coalesced_": Row("all_reduce", "tensors", "tensors"),
     "broadcast_": Row("broadcast", "tensors", "tensors"),
     "reduce_": Row("reduce", "tensors", "tensors"),
-    "allgather_": Row("all_gather", "output_tensors", "output_tensors"),
+    "allgather_": Row("all_gather", "output_tensors", "output_tensors", by_lists=True),
     "_allgather_base_": Row("all_gather", "output_tensor", "output_tensor"),
     "allgather_coalesced_": Row("all_gather", "output_lists", "output_lists"),
     "allgather_into_tensor_coalesced_": Row("all_gather", "outputs", "outputs"),
-    "reduce_scatter_": Row("reduce_scatter", "input_tensors", "output_tensors"),
+    "reduce_scatter_": Row("reduce_scatter", "input_tensors", "output_tensors", by_lists=True),
     "_reduce_scatter_base_": Row("reduce_scatter", "input_tensor", "output_tensor"),
     "reduce_scatter_tensor_coalesced_": Row("reduce_scatter", "inputs", "outputs"),
     "alltoall_": Row("all_to_allv", "input_tensors", "output_tensors"),
@@ -128,7 +130,10 @@ def read_call(row: Row, given: Arguments) -> Said | None:
     _give_further(fields, given, group)
     if reduces := row.kind in REDUCING:
         fields["op"] = given["reduce_op"]
-    return Said(fields, group, device, waits, _give_type(fields, parts, reduces))
+    why = _give_type(fields, parts, reduces)
+    if row.by_lists and any(len({t.numel() for t in blocks}) > 1 for blocks in given[row.sized_by]):
+        why = f"{row.kind} of unequal blocks"
+    return Said(fields, group, device, waits, why)
 
 
 def _give_type(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:

@@ -94,7 +94,7 @@ def make_document(file: RunFile) -> Document:
         if overlap.step_record.stop == "cut":
             brief.append(
                 tone_text(f"{_describe_cut(overlap)}; ", "notice")
-                + code_text("collbench run --resume", "notice")
+                + code_text("collbench run --resume RUN", "notice")
                 + tone_text(" measures it again", "notice")
             )
         brief += [tone_text(text, "bad") for text in _list_exclusions(overlap)]

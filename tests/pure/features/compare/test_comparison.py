@@ -32,7 +32,7 @@ from collbench.core.errors import Exit, UsageError
 from collbench.features.compare import comparison as comparing
 from collbench.features.compare import sides
 from collbench.features.compare.comparison import Comparison, Rules
-from collbench.features.compare.verdict import Judged
+from collbench.features.compare.verdict import LAUNCHED_ONCE, Judged
 from collbench.features.training.parts import PARTS
 from collbench.records.case_rows import gather_case_rows, smallest_change
 from collbench.records.choice import add_names
@@ -1022,6 +1022,13 @@ JOINED = {"launcher": "srun"}
 def test_too_few_launches_say_how_to_come_by_enough(launched: dict[str, str], way: str) -> None:
     side = stored({ROW: 1e6}, worlds=[world(**launched)])
     assert only(compare(side, stored({ROW: 1.5e6}), Rules())).why.endswith(f" ({way})")
+
+
+@pytest.mark.parametrize("name", LAUNCHED_ONCE)
+def test_a_command_without_launches_is_to_be_started_so_often(name: str) -> None:
+    side = stored({ROW: 1e6}, command=["collbench", name])
+    why = only(compare(side, stored({ROW: 1.5e6}), Rules())).why
+    assert "(start the command 10 times a side, and name all of its runs)" in why
 
 
 def cut_by_budget(measured: int, planned: int) -> RunFile:

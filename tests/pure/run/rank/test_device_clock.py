@@ -496,7 +496,9 @@ def test_a_case_that_cannot_be_launched_ahead_fails_with_advice(
     slow = clocked(monkeypatch, FakeStream(launch=20_000_000))
     record = tried(slow, "all_reduce", "isolated")
     assert record.status == "failed"
-    assert record.note == "no valid sample (12 x launch-limited); try --mode host"
+    assert (
+        record.note == "no valid sample (12 x launch-limited); try --mode host (modes of a suite)"
+    )
 
 
 def test_hosts_that_issue_more_slowly_than_the_device_works_do_not_wait_for_it(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from factories import case, dated
 
-from collbench.core.errors import CannotRun
+from collbench.core.errors import CannotRun, UsageError
 from collbench.features.health.history import storage
 from collbench.suite.case import Case
 
@@ -79,3 +79,13 @@ def test_a_key_that_does_not_tell_of_blocks_is_of_any() -> None:
     plain = msgspec.structs.replace(aligned, align=1)
     assert storage._decode_case(aligned.key, spec) == aligned
     assert storage._decode_case(plain.key, spec) == plain
+
+
+def test_hints_name_the_history_that_is_asked_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "a b.sqlite")
+    with pytest.raises(UsageError) as missing:
+        storage.Book(path, reading=True)
+    assert f"collbench history add @last --history '{path}' begins" in missing.value.hint
+    with storage.Book(path) as book, pytest.raises(UsageError) as unknown:
+        book.find_machine("1-x-f575")
+    assert f"collbench history add 1-x-f575 --history '{path}'" in unknown.value.hint

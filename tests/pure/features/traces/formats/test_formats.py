@@ -16,7 +16,7 @@ from collbench.features.traces import replay as program
 from collbench.features.traces.analysis import times
 from collbench.features.traces.analysis.operations import join_calls
 from collbench.features.traces.formats import recognise as reading
-from collbench.features.traces.types import Call, Interval, RankTrace, Trace
+from collbench.features.traces.types import Call, Interval, Lost, RankTrace, Trace
 
 
 def read(folder: Path, name: str, content: Any, form: str = "", **kinds: Any) -> Trace:
@@ -366,6 +366,25 @@ def test_sizes_become_the_whole(
     node = traced.comms(1, name, given, out_msg_nelems=got)
     (call,) = one(tmp_path, "et0.json", traced.numbered([node])).calls
     assert (call.kind, call.nbytes) == (kind, nbytes)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 3)])
+@pytest.mark.parametrize(("name", "is_lost"), [("all_gather", True), ("_allgather_base", False)])
+def test_lists_whose_sizes_differ_between_ranks_are_lost(
+    name: str, is_lost: bool, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    """torch writes the rank's own block times the members, and may gather unequal ones by lists."""
+    for rank, size in enumerate(sizes):
+        node = traced.comms(1, name, size, rank, out_msg_nelems=2 * size)
+        path = tmp_path / f"et_rank{rank}.json"
+        path.write_text(json.dumps(traced.numbered([node, traced.comms(2, "allreduce", 4, rank)])))
+    ranks = reading.read_trace([tmp_path]).ranks
+    is_lost = is_lost and sizes == (2, 3)
+    for rank, size in zip(ranks, sizes, strict=True):
+        kinds = ["mark" if is_lost else "all_gather", "all_reduce"]
+        assert [call.kind for call in rank.calls] == kinds
+        lost = [Lost("all_gather of unequal blocks", 1, 8 * size)] * is_lost
+        assert [*rank.lost] == lost
 
 
 def test_splits_count_rows(tmp_path: Path) -> None:

@@ -65,6 +65,19 @@ def test_tensors_of_one_call_are_its_size(tmp_path: Path) -> None:
     assert briefly(read(tmp_path).calls) == [("all_reduce", 20, "float", "sum")]
 
 
+def test_calls_of_unequal_blocks_are_lost(tmp_path: Path) -> None:
+    """NCCL makes messages of such; no collective of one size is like them."""
+    unequal = [torch.ones(1 + (rank == 3)) for rank in range(RANKS)]
+    with collbench.record(tmp_path):
+        dist.all_gather(unequal, torch.ones(1))
+        dist.reduce_scatter(torch.empty(1), unequal)
+        dist.all_gather([torch.empty(2) for _ in range(RANKS)], torch.ones(2))
+    found = read(tmp_path)
+    assert briefly(found.calls) == [("all_gather", 64, "float", "none")]
+    lost = {(loss.why.partition(" (")[0], loss.calls) for loss in found.lost}
+    assert lost == {("all_gather of unequal blocks", 1), ("reduce_scatter of unequal blocks", 1)}
+
+
 def test_datatypes_that_collbench_lacks_move_as_bytes(tmp_path: Path) -> None:
     with collbench.record(tmp_path):
         dist.broadcast(torch.ones(3, dtype=torch.int16), 0)
