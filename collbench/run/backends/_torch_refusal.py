@@ -22,6 +22,10 @@ def refuse(case: Case) -> str:
         return "one rank has nothing to do in place (an empty CUDA graph)"
     if case.op == "premul_sum" and native and name != "nccl":
         return f"premul_sum is an NCCL reduction; {name} has none"
+    if name == "nccl" and native and case.op == "avg" and _rounds_inverse(case):
+        factor = f"{case.type.round_inverse(case.n):.3g}"
+        times = f"multiplies by 1/{case.n}, which is {factor} in {case.dtype}"
+        return f"NCCL's avg {times}: use sum, or a wider datatype"
     if case.row.pairwise and native and case.n == 1:
         return f"{name} does not send to itself"
     return ""
@@ -30,6 +34,11 @@ def refuse(case: Case) -> str:
 def _scales(case: Case) -> bool:
     """Whether NCCL multiplies what a rank contributes, even of one rank: its only kernel there."""
     return case.op == "premul_sum" or (case.op == "avg" and case.type.kind == "float")
+
+
+def _rounds_inverse(case: Case) -> bool:
+    """Whether the factor of an average is too coarse for any result to be near it."""
+    return case.type.kind == "float" and not case.type.holds_inverse(case.n)
 
 
 def missing_gpu() -> tuple[str, str]:
