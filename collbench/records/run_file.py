@@ -131,10 +131,10 @@ class Writer:
     process lives.
 
     When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble``
-    says so; also where that shows only when they are synced, as on file servers. Where somebody removes or renames the file, it is written anew with all that it held:
-    at its path, or beside it where another file is there now, and ``moved`` says so. Where somebody
-    cuts the file or writes into it, it is written anew with what is still to come, and ``lost``
-    says so.
+    says so; also where that shows only when they are synced, as on file servers. Where somebody
+    removes or renames the file, it is written anew with all that it held: at its path, or beside it
+    where another file is there now, and ``moved`` says so. Where somebody cuts the file or writes
+    into it, it is written anew with what is still to come, and ``lost`` says so.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:

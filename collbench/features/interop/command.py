@@ -89,11 +89,11 @@ def import_(options: ImportOptions) -> None:
 def _print_next(paths: Sequence[Path]) -> None:
     """Prints the command that shows the last of these runs, or that compares them where they are
     two."""
+    from collbench.core import files
     from collbench.core.text import plain_line
-    from collbench.records import store
 
     names = [
-        path.stem if path.parent == store.home_folder() / "runs" else shlex.quote(str(path))
+        path.stem if path.parent == files.home_folder() / "runs" else shlex.quote(str(path))
         for path in paths
     ]
     command = f"compare {' '.join(names)}" if len(names) == 2 else f"report {names[-1]}"

@@ -566,7 +566,8 @@ class StepTrial:
             worst = worst or (where and [operation.what.at, *where])
         everyone = self._control.collect([self._checked, wrong, worst])
         self._total = sum(checked for checked, _, _ in everyone)
-        return self._wrong(everyone, CHECKS[number]) if any(wrong for _, wrong, _ in everyone) else []
+        is_wrong = any(wrong for _, wrong, _ in everyone)
+        return self._wrong(everyone, CHECKS[number]) if is_wrong else []
 
     def _wrong(self, everyone: Sequence[Any], when: str) -> Sequence[CaseOutcome]:
         """The outcomes of a step of which some operation had wrong data: no part of it is timed."""

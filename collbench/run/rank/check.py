@@ -102,9 +102,10 @@ class Checker:
     Buffers are one-dimensional contiguous tensors of the case's type, at least as long as the
     layout; an in-place case passes the slices that ``payload.in_place_offsets`` names. ``slot``
     tells rotating buffers apart, their contents differ. ``premultiplies``: the library's own avg
-    multiplies by 1/n, which a reference algorithm's never does. ``beat`` is called for every window of a buffer, so that
-    whoever watches sees large ones move. ``seed`` alone draws the scenarios, which cases share;
-    with ``key`` it says which of them each element plays, so that no two cases share data.
+    multiplies by 1/n, which a reference algorithm's never does. ``beat`` is called for every window
+    of a buffer, so that whoever watches sees large ones move. ``seed`` alone draws the scenarios,
+    which cases share; with ``key`` it says which of them each element plays, so that no two cases
+    share data.
     """
 
     def __init__(

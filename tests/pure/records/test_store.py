@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import collbench
+from collbench.core import files
 from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.records import derive, rows, run_file, stats, store
 from collbench.records.derive import Derived
@@ -508,7 +509,7 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(CannotRun, match="HOME is not set"):
-        store.home_folder()
+        files.home_folder()
 
 
 def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
