@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -69,7 +70,11 @@ def keep_traceback(text: str) -> str:
     no room either."""
     import tempfile  # only here: --help imports this module
 
-    for find_folder in (lambda: home_folder() / "faults", lambda: Path(tempfile.gettempdir())):
+    finders: tuple[Callable[[], Path], ...] = (
+        lambda: home_folder() / "faults",
+        lambda: Path(tempfile.gettempdir()),
+    )
+    for find_folder in finders:
         with suppress(OSError, CannotRun, UsageError):
             folder = find_folder()
             make_folder(folder)

@@ -66,7 +66,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     """murmur3's finaliser of 32 bits."""
     x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
     x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
-    return x ^ x >> 16
+    mixed: np.ndarray = x ^ x >> 16
+    return mixed
 
 
 def make_turns(
