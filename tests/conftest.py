@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -41,6 +43,16 @@ def pytest_collection_finish() -> None:
     """Nor is it looked for among these, which live as long as the session."""
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What processes leave in TMPDIR goes with the session. The paths of sockets lie below it, and
+    are to be short."""
+    tmp_path_factory.getbasetemp()  # which stays where it was
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="cb-")
+    yield
+    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ class RunsOptions:
 def runs(options: RunsOptions) -> None:
     """List saved runs."""
     from collbench.cli import outputs
+    from collbench.core import files
     from collbench.records import run_file, store
     from collbench.show import terminal
     from collbench.show.document import code_text
@@ -72,7 +73,7 @@ def runs(options: RunsOptions) -> None:
             f"none of {format_count(len(names), 'saved run')} has {' '.join(options.words or [])}"
         )
     else:
-        terminal.print_blocks("no run is saved yet under " + code_text(str(store.home_folder())))
+        terminal.print_blocks("no run is saved yet under " + code_text(str(files.home_folder())))
     for path, message in damaged.items():
         if options.delete:
             print_message(f"not deleted: {message}", f"{shlex.join(['rm', str(path)])} deletes it")

@@ -3,6 +3,7 @@ represent exactly."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 from collbench.core.errors import UsageError
@@ -78,6 +79,16 @@ class DType(NamedTuple):
     emin: int = 0
     emax: int = 0
     aliases: tuple[str, ...] = ()
+
+    def round_inverse(self, n: int) -> float:
+        """1/n as the nearest number of this type of float."""
+        exponent = max(math.frexp(1 / n)[1] - 1, self.emin)
+        unit = math.ldexp(1.0, exponent - self.precision + 1)
+        return round(1 / n / unit) * unit
+
+    def holds_inverse(self, n: int) -> bool:
+        """Whether 1/n as a number of this type is as near as in the range of its normal numbers."""
+        return abs(self.round_inverse(n) * n - 1) <= 2.0**-self.precision
 
 
 DTYPES: dict[str, DType] = {

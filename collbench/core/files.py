@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +20,7 @@ DEEP = re.compile(  # a key of many parts, which takes the square of their numbe
 )
 
 END = 1 << 20  # bytes of a file's end in which a mark may be
+FAULT, FAULT_END, MAX_FAULTS = "collbench-fault-", ".txt", 20  # names of tracebacks; how many stay
 
 # how files begin that are packed other than by gzip, what they are, and what unpacks them
 ARCHIVES = {
@@ -47,17 +49,54 @@ def open_private(path: Path, how: int = 0) -> TextIO:
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
-def keep_traceback(text: str) -> str:
-    """A sentence that says in which file the text lies now; one without a file where none can be
-    made."""
+def home_folder() -> Path:
+    """Where runs and all else is kept: $COLLBENCH_HOME, else collbench under the XDG state folder.
+    Raises CannotRun where nobody knows where that is."""
+    if os.environ.get("COLLBENCH_HOME"):
+        return expand_path(os.environ["COLLBENCH_HOME"])
     try:
-        from tempfile import NamedTemporaryFile  # only here: --help imports this module
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise CannotRun(
+            "there is no place for runs: HOME is not set, and this user has no home folder",
+            "set COLLBENCH_HOME to a folder, or measure with --no-save",
+        ) from None
+    return Path(state) / "collbench"
 
-        with NamedTemporaryFile(prefix="collbench-fault-", suffix=".txt", delete=False) as file:
-            file.write(text.encode(errors="backslashreplace"))
-        return f"its traceback is in {file.name}"
-    except OSError:
-        return "there is no room to keep its traceback"
+
+def keep_traceback(text: str) -> str:
+    """A sentence that says in which file the text lies now: among the last few in the folder of
+    faults, or where none can be made there among those in TMPDIR; one without a file where that has
+    no room either."""
+    import tempfile  # only here: --help imports this module
+
+    finders: tuple[Callable[[], Path], ...] = (
+        lambda: home_folder() / "faults",
+        lambda: Path(tempfile.gettempdir()),
+    )
+    for find_folder in finders:
+        with suppress(OSError, CannotRun, UsageError):
+            folder = find_folder()
+            make_folder(folder)
+            _remove_faults(folder, MAX_FAULTS - 1)
+            handle, path = tempfile.mkstemp(FAULT_END, FAULT, folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(text.encode(errors="backslashreplace"))
+            return f"its traceback is in {path}"
+    return "there is no room to keep its traceback"
+
+
+def _remove_faults(folder: Path, remaining: int) -> None:
+    """Remove this user's files of faults but for the last ones."""
+    ages = {}
+    for path in folder.glob(f"{FAULT}*{FAULT_END}"):
+        with suppress(OSError):  # others remove them, too
+            status = path.lstat()
+            if status.st_uid == os.getuid():
+                ages[path] = status.st_mtime_ns
+    for path in sorted(ages, key=lambda path: ages[path])[: max(0, len(ages) - remaining)]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def read_bytes(path: Path, most: int) -> bytes:

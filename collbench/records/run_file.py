@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import hashlib
+import math
 import os
 import shlex
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -109,6 +112,10 @@ MOST_LINE = 256 << 20  # bytes, as ranks may send: a million samples of a case t
 MOST_LINES = 300_000  # nearly six attempts at each case of the largest suite
 
 
+SYNC_S = 1.0  # between two syncs, which take milliseconds each
+UNSYNCED = (errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.ENOTSUP)  # of what is on no disk
+
+
 NOTHING: dict[str, object] = {  # one of each for all records: millions take their room else
     field.name: field.default_factory()
     for field in msgspec.structs.fields(Record)
@@ -120,14 +127,15 @@ EDITED = "the file was written by another version, or edited"
 
 
 class Writer:
-    """Appends lines to a run's file, each on disk whole or not at all. The file is private (0600)
-    to its owner, and locked as long as this process lives.
+    """Appends lines to a run's file, each whole or not at all, and synced to the disk once a second
+    at most, and at the end. The file is private (0600) to its owner, and locked as long as this
+    process lives.
 
     When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble``
-    says so. Where somebody removes or renames the file, it is written anew with all that it held:
-    at its path, or beside it where another file is there now, and ``moved`` says so. Where somebody
-    cuts the file or writes into it, it is written anew with what is still to come, and ``lost``
-    says so.
+    says so; also where that shows only when they are synced, as on file servers. Where somebody
+    removes or renames the file, it is written anew with all that it held: at its path, or beside it
+    where another file is there now, and ``moved`` says so. Where somebody cuts the file or writes
+    into it, it is written anew with what is still to come, and ``lost`` says so.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
@@ -139,6 +147,9 @@ class Writer:
         self._waiting: list[bytes] = []
         self._good = 0
         self._written, self._changed = hashlib.blake2b(), -1  # what is written, and when
+        self._unsynced: list[bytes] = []
+        self._synced = 0, hashlib.blake2b()  # _good and _written at the last sync
+        self._next_sync = -math.inf
         try:
             files.make_folder(path.parent)
             self._fd = os.open(path, os.O_RDWR | (os.O_CREAT if run else 0), 0o600)
@@ -191,6 +202,7 @@ class Writer:
                 self._written.update(last)
                 self._append(b"\n")
         os.ftruncate(self._fd, self._good)
+        self._synced = self._good, self._written.copy()
 
     def write(self, line: Run | World | Record | End) -> None:
         """Append a line, and what could not be written before it. Raises OSError where a head
@@ -203,20 +215,43 @@ class Writer:
                 self._heads.append(text)
             while self._waiting:
                 self._append(self._waiting[0])
-                self._waiting.pop(0)
+                self._unsynced.append(self._waiting.pop(0))
+            if time.monotonic() >= self._next_sync:
+                self._sync()
             self.trouble = ""
         except OSError as e:
-            with suppress(OSError):  # no regular file (a pipe, /dev/full) can be cut back
-                os.ftruncate(self._fd, self._good)
-            self.trouble = (
-                f"cannot write {self.path}: {e.strerror}; {len(self._waiting)} lines wait"
-            )
+            self._cut_back(e)
+
+    def _cut_back(self, e: OSError) -> None:
+        """Cut the file back to what is good, and say why the rest is not in it."""
+        with suppress(OSError):  # no regular file (a pipe, /dev/full) can be cut back
+            os.ftruncate(self._fd, self._good)
+        self.trouble = f"cannot write {self.path}: {e.strerror}; {len(self._waiting)} lines wait"
+
+    def _sync(self) -> None:
+        """Have what is written on the disk. Raises OSError where it is not: then all lines since
+        the last sync wait."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as e:
+            if e.errno not in UNSYNCED:
+                self._good, self._written = self._synced[0], self._synced[1].copy()
+                self._waiting[:0] = self._unsynced
+                self._unsynced.clear()
+                raise
+        self._unsynced.clear()
+        self._synced = self._good, self._written.copy()
+        self._next_sync = time.monotonic() + SYNC_S
 
     def _still_there(self) -> None:
         """Mends what others did to the file meanwhile."""
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             return
+        is_touched = (status.st_size, status.st_mtime_ns) != (self._good, self._changed)
+        if self._unsynced and is_touched:
+            self._sync()  # what the disk had no room for is nobody's doing
+            status = os.fstat(self._fd)
         if status.st_size < self._good:
             os.ftruncate(self._fd, 0)
             self.lost = f"{self.path} was cut while it was written: what it held is lost"
@@ -273,6 +308,8 @@ class Writer:
 
     def _begin_anew(self, content: bytes) -> None:
         self._good, self._written = 0, hashlib.blake2b()
+        self._synced, self._next_sync = (0, hashlib.blake2b()), -math.inf
+        self._unsynced.clear()
         self._waiting.insert(0, content)
 
     def _append(self, line: bytes) -> None:
@@ -284,7 +321,12 @@ class Writer:
         self._changed = os.fstat(self._fd).st_mtime_ns
 
     def close(self) -> None:
-        """Close the file; what a file system tells only now is ``trouble``."""
+        """Close the file, synced; what a file system tells only now is ``trouble``."""
+        try:
+            if self._unsynced:
+                self._sync()
+        except OSError as e:
+            self._cut_back(e)
         try:
             os.close(self._fd)
         except OSError as e:

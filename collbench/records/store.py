@@ -25,7 +25,7 @@ MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 def open_writer(run: Run, output: Path | None) -> Writer:
     """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError
     and CannotRun."""
-    path = output or home_folder() / "runs" / f"{run.id}.jsonl"
+    path = output or files.home_folder() / "runs" / f"{run.id}.jsonl"
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises for a name that is too long
         path = path / f"{run.id}.jsonl"
     elif output:
@@ -54,20 +54,6 @@ def _refuse_full_disk(path: Path) -> None:
         )
 
 
-def home_folder() -> Path:
-    """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
-    if os.environ.get("COLLBENCH_HOME"):
-        return files.expand_path(os.environ["COLLBENCH_HOME"])
-    try:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError:
-        raise CannotRun(
-            "there is no place for runs: HOME is not set, and this user has no home folder",
-            "set COLLBENCH_HOME to a folder, or measure with --no-save",
-        ) from None
-    return Path(state) / "collbench"
-
-
 def new_id(name: str) -> str:
     """An id for what begins now: ids sort by time, to the millisecond, since ``@last`` is the one
     that sorts last."""
@@ -83,7 +69,7 @@ def extract_name(run_id: str) -> str:
 
 def list_saved() -> list[Path]:
     """All saved runs, oldest first. Raises CannotRun where their folder cannot be read."""
-    folder = home_folder() / "runs"
+    folder = files.home_folder() / "runs"
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.name.endswith(".jsonl") and e.is_file()]
@@ -113,7 +99,9 @@ def find_run(name: str, running: bool = False) -> Path:
         hint = (
             "measure one, as with collbench all_reduce, or make one of a log with collbench import"
         )
-        raise UsageError(f"no run called '{name}': no run is saved yet under {home_folder()}", hint)
+        raise UsageError(
+            f"no run called '{name}': no run is saved yet under {files.home_folder()}", hint
+        )
     stem, tilde, back = name.rpartition("~")
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, steps_back in tries:

@@ -91,6 +91,18 @@ ON_RANKS = {
         "first calls",
         "call 1",
     ),
+    "a result that worlds share": Lie(
+        (
+            ("def create(", "LAST: dict[str, Any] = {}\n\n\ndef create("),
+            (
+                "        def store() -> None:\n",
+                "            LAST[case.key] = result\n\n        def store() -> None:\n",
+            ),
+            ("torch.from_numpy(result)", "torch.from_numpy(LAST[case.key])"),
+        ),
+        "worlds",
+        "wrong with two worlds",
+    ),
     "a bare() that raises": Lie(
         ((MADE, "return Call(run, None, bare=lambda: 1 / 0, load=load, store=store)"),),
         "overhead",

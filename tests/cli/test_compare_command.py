@@ -18,7 +18,8 @@ import typer
 
 import collbench
 from collbench.cli import main as commands
-from collbench.records import run_file, store
+from collbench.core import files
+from collbench.records import run_file
 from collbench.records.types import End, Pairing, RankInfo, Record, Run, World
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -64,7 +65,7 @@ def stored(
     pairing = (
         Pairing(experiment=experiment, side=side, variant=variant, aa=aa) if paired else None  # type: ignore[arg-type]
     )
-    path = store.home_folder() / "runs" / f"{experiment}-{side}.jsonl"
+    path = files.home_folder() / "runs" / f"{experiment}-{side}.jsonl"
     run = Run(
         id=path.stem,
         started="2025-01-01T00:00:00+00:00",

@@ -157,7 +157,6 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
     if what == "raise":
         kept = Path(re.search(r"its traceback is in (\S+)", err)[1])
         assert "ArithmeticError: planted" in kept.read_text()
-        kept.unlink()
     records = [line for line in begun.lines() if line["line"] == "record"]
     end = begun.lines()[-1]
     assert (end["line"], end["exit"]) == ("end", 4)

@@ -499,8 +499,7 @@ def test_a_rank_that_is_lost_while_it_starts_is_named(
     assert re.search(rf"rank 1 on {os.uname().nodename} \(pid \d+\) {re.escape(words)}", err)
     assert "while starting up" in err
     assert begun.lines()[-1]["exit"] == 4
-    kept = re.findall(r"its traceback is in \S+/(collbench-fault-\w+\.txt)", err)
-    assert os.listdir(tmp_path / "tmp") == kept  # noqa: PTH208
+    assert not os.listdir(tmp_path / "tmp")  # noqa: PTH208
 
 
 @pytest.mark.slow

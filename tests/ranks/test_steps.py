@@ -164,6 +164,16 @@ def test_an_operation_with_wrong_data_is_named(sabotage: str, play: Play) -> Non
         assert f"on rank {rank} at" in whole.note
 
 
+def test_the_result_of_an_earlier_step_is_wrong(play: Play) -> None:
+    """As of a library that reads what a peer has left in its buffer."""
+    gather = Op(kind="all_gather", nbytes=4096, dtype="float", wait="call")
+    step = Step("gather", 2, (Program((0, 1), (gather,)),))
+    whole = play(step, "muddler", sabotage="replay:0:0")[-1]
+    assert whole.status == "wrong"
+    assert "wrong elements after timing, first in op 0" in whole.note
+    assert "on rank 0 at" in whole.note
+
+
 def test_an_operation_in_the_wrong_group_is_named(play: Play) -> None:
     grid = Grid({"tp": 2, "dp": 2})
     ops = [Op(kind="all_reduce", group=group, wait="call", **CALL) for group in ("dp", "tp")]  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from collbench.suite.case import Case
 
 class Rig:
     """A call of ``case`` by an opened backend, in buffers of its own. ``control`` is the group that
-    the backend was opened for; data differ with the number that they are filled by."""
+    the backend was opened for; data differ with the case and the number that they are filled by."""
 
     def __init__(self, bench: Bench, backend: Backend, control: Control, case: Case) -> None:
         rank = control.rank
@@ -31,7 +32,8 @@ class Rig:
         self.case = case
         self.call = backend.prepare(case, buffers.send, buffers.recv)
         beat = partial(bench.board.beat, bench.rank)
-        self._checker = Checker(case, 1, rank, backend.device, backend.premultiplies, beat)
+        key = zlib.crc32(case.key.encode())
+        self._checker = Checker(case, 1, rank, backend.device, backend.premultiplies, beat, key)
 
     def fill(self, number: int) -> None:
         """Poison what the call writes, and fill what it reads."""

@@ -444,7 +444,7 @@ def _rerun_path(name: str) -> Path:
     from collbench.core import files
     from collbench.records import store
 
-    folder = store.home_folder() / "reruns"
+    folder = files.home_folder() / "reruns"
     files.make_folder(folder)
     return folder / f"{store.new_id(name)}.jsonl"
 

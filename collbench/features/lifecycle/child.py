@@ -11,6 +11,7 @@ import time
 
 STARTED = time.monotonic_ns()  # as early as it can be taken
 
+import itertools  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
@@ -63,7 +64,7 @@ class LifeOfRank:
             self._note("rendezvous", library.join, aligned=False)
         self._note("communicator_init", self._make, aligned=library.meets)
         call = library.make_call(given.collective, given.nbytes)
-        call.reset()
+        call.reset(0)
         self._note("first_call", call.run)
         wrong = call.count_wrong()
         took = self._repeat(call)
@@ -82,10 +83,11 @@ class LifeOfRank:
         self._library.make()
 
     def _repeat(self, call: CheckedCall) -> int:
-        """The median of the later half of the calls, in ns."""
+        """The median of the later half of the calls, in ns. The last one, which is checked, has
+        other data than all before."""
         times = []
         for number in range(self._given.calls):
-            call.reset()
+            call.reset(int(number == self._given.calls - 1))
             self._library.align(f"call {number}", self._given.one_clock)
             begin = time.perf_counter_ns()
             call.run()
@@ -133,8 +135,8 @@ class LossOfRank:
             library.make()
             call = library.make_call("all_reduce", given.nbytes)
             self._diary.write("at", phase="calls")
-            while True:
-                call.reset()
+            for number in itertools.count():
+                call.reset(number % 2)
                 call.run()
                 if wrong := call.count_wrong():
                     if self._is_known:  # a call that was aborted has no result
@@ -183,7 +185,7 @@ class LossOfRank:
             library.remake(lost, shrink=given.way == "shrink")
             self._diary.write("at", phase="the smaller group's first all_reduce")
             call = library.make_call("all_reduce", given.nbytes)
-            call.reset()
+            call.reset(0)
             call.run()
             at = time.monotonic_ns()
         except Exception as e:

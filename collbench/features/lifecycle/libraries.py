@@ -12,14 +12,15 @@ import numpy as np
 from collbench.core.collectives import find_collective
 from collbench.features.lifecycle.instructions import Instructions
 
-PERIOD, SHIFTS = 251, 1024  # of the data, in elements and ranks: sums of 2**14 ranks are exact
+RANK, TURN = 0x2545F491, 0x6C078965  # elements between the data of two: more than a buffer has
 
 
 class CheckedCall(NamedTuple):
-    """A collective that is ready to be called, after a ``reset`` of its buffers each time. ``run``
-    returns when this rank is done; ``count_wrong`` is of the last result."""
+    """A collective that is ready to be called, after a ``reset`` of its buffers each time to the
+    data of a turn, 0 or 1, of which nothing is alike: what is left of another call's is wrong.
+    ``run`` returns when this rank is done; ``count_wrong`` is of the last result."""
 
-    reset: Callable[[], object]
+    reset: Callable[[int], object]
     run: Callable[[], object]
     count_wrong: Callable[[], int]
     elements: int
@@ -51,17 +52,32 @@ def load_library(given: Instructions) -> Library:
     return library
 
 
-def make_inputs(collective: str, nbytes: int, world: int) -> list[np.ndarray]:
-    """What every rank sends: small whole numbers as float32, whose sums over 2**14
+def make_inputs(collective: str, nbytes: int, world: int, turn: int = 0) -> list[np.ndarray]:
+    """What every rank sends in a turn: whole numbers of 1 to 1024 as float32, whose sums over 2**14
     ranks are exact."""
     row = find_collective(collective)
     count = max(1, nbytes // 4 // (world if row.total else 1))
-    length = row.counts(world, count)[0]
-    pattern = (np.arange(length) % PERIOD).astype(np.float32)
-    return [pattern + np.float32(rank % SHIFTS) for rank in range(world)]
+    index = np.arange(row.counts(world, count)[0], dtype=np.uint32)
+    begins = (np.uint32((rank * RANK + turn * TURN) % 2**32) for rank in range(world))
+    return [(_mix(index + begin) >> 22).astype(np.float32) + 1 for begin in begins]
 
 
-def make_expected(collective: str, inputs: list[np.ndarray], rank: int) -> np.ndarray:
-    """What this rank must receive, by the one definition of the collective."""
-    results = find_collective(collective).result(inputs, operator.add, 0)
-    return np.asarray(results[rank])
+def _mix(x: np.ndarray) -> np.ndarray:
+    """murmur3's finaliser of 32 bits."""
+    x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
+    x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
+    mixed: np.ndarray = x ^ x >> 16
+    return mixed
+
+
+def make_turns(
+    collective: str, nbytes: int, world: int, rank: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What this rank sends and must receive in each turn, by the one definition of the
+    collective."""
+    turns = []
+    for turn in (0, 1):
+        inputs = make_inputs(collective, nbytes, world, turn)
+        results = find_collective(collective).result(inputs, operator.add, 0)
+        turns.append((inputs[rank], np.asarray(results[rank])))
+    return turns

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.libraries import CheckedCall, make_expected, make_inputs
+from collbench.features.lifecycle.libraries import CheckedCall, make_turns
 from collbench.run.mpi_library import initialise_mpi, load_mpi
 
 
@@ -34,9 +34,8 @@ class Mpi:
 
     def make_call(self, collective: str, nbytes: int) -> CheckedCall:
         """A collective on the communicator of all ranks."""
-        inputs = make_inputs(collective, nbytes, self.world)
-        expected = make_expected(collective, inputs, self.rank)
-        given = inputs[self.rank]
+        turns = make_turns(collective, nbytes, self.world, self.rank)
+        given, expected = turns[0][0].copy(), turns[0][1]
         in_place = collective == "broadcast"
         recv = given.copy() if in_place else np.zeros_like(expected)
         issue = {
@@ -47,7 +46,9 @@ class Mpi:
             "all_to_all": partial(self._world.Alltoall, given, recv),
         }[collective]
 
-        def reset() -> None:
+        def reset(turn: int) -> None:
+            nonlocal expected
+            given[:], expected = turns[turn]
             recv[:] = given if in_place else 0
 
         def count_wrong() -> int:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.libraries import CheckedCall, make_expected, make_inputs
+from collbench.features.lifecycle.libraries import CheckedCall, make_turns
 from collbench.run.rank.tensor_collectives import all_gather, reduce_scatter
 
 AHEAD_NS = 3_000_000  # from the last rank's coming to the common start
@@ -100,9 +100,9 @@ class Torch:
 
     def make_call(self, collective: str, nbytes: int) -> CheckedCall:
         """A collective on the default group."""
-        inputs = make_inputs(collective, nbytes, self.world)
-        expected = torch.from_numpy(make_expected(collective, inputs, self.rank))
-        given = torch.from_numpy(inputs[self.rank]).to(self._device)
+        arrays = make_turns(collective, nbytes, self.world, self.rank)
+        turns = [(torch.from_numpy(send), torch.from_numpy(recv)) for send, recv in arrays]
+        given, expected = turns[0][0].to(self._device, copy=True), turns[0][1]
         in_place = collective in ("all_reduce", "broadcast")
         recv = given.clone() if in_place else torch.zeros_like(expected, device=self._device)
         issue = {
@@ -113,7 +113,10 @@ class Torch:
             "all_to_all": partial(dist.all_to_all_single, recv, given),
         }[collective]
 
-        def reset() -> None:  # sums of sums would outgrow what is exact
+        def reset(turn: int) -> None:  # sums of sums would outgrow what is exact
+            nonlocal expected
+            sent, expected = turns[turn]
+            given.copy_(sent)
             recv.copy_(given if in_place else torch.zeros_like(recv))
 
         def run() -> None:

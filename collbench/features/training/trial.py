@@ -79,6 +79,7 @@ SAY_S = 1.0  # after which what there is so far is told again
 LOOKS = 10  # at GPUs, at least, where rounds take all the time there is
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 MOST_WATCHED = 40_000  # times of single operations in all
+CHECKS = ("before timing", "after timing")  # of the data, each with data of its own
 
 
 class _Ready(NamedTuple):
@@ -155,6 +156,7 @@ class StepTrial:
             slots = allocate_slots(backend, [operation.case for operation in site_operations], [0])
             for operation, (buffers,) in zip(site_operations, slots, strict=True):
                 key = operation.case, operation.meeting
+                data_key = f"{case.subject} {operation.meeting} {operation.case.key}"
                 checkers[key] = checkers.get(key) or Checker(
                     operation.case,
                     self._policy.seed,
@@ -162,7 +164,7 @@ class StepTrial:
                     backend.device,
                     backend.premultiplies,
                     self._beat,
-                    zlib.crc32(f"{case.subject} {operation.meeting}".encode()),
+                    zlib.crc32(data_key.encode()),
                 )
                 prepared.append(
                     _Ready(
@@ -182,7 +184,7 @@ class StepTrial:
             self._common.refresh()
         connecting = self._connect_ranks() if self._on_device else 0
         sync = self._sync()
-        if wrong := self._check("before timing"):
+        if wrong := self._check(0):
             return wrong
         first = self._took
         self._enter(Phase.WARMING)
@@ -197,7 +199,7 @@ class StepTrial:
         sent = self._sent()
         everyones = self._time_operations(sync, samples)
         self._enter(Phase.CHECKING)
-        if wrong := self._check("after timing"):
+        if wrong := self._check(1):
             return wrong
         self._player.close()
         self._enter(Phase.REPORTING)
@@ -533,14 +535,16 @@ class StepTrial:
             sent=conditions.sent,
         )
 
-    def _check(self, when: str) -> Sequence[CaseOutcome]:
+    def _check(self, number: int) -> Sequence[CaseOutcome]:
         """The outcome of each part if what any operation of one step received differs anywhere,
-        else nothing. Buffers are filled anew before it."""
+        else nothing. Buffers are filled before it with other data than at the check before, which
+        every step since has sent: a result that is left of an earlier step is wrong."""
         if not self._policy.check:
             return []
-        for operation in self._ops:
+        slots = [len(CHECKS) * operation.what.turn + number for operation in self._ops]
+        for operation, slot in zip(self._ops, slots, strict=True):
             operation.checker.poison(operation.buffers.written)
-            operation.checker.fill_send(operation.buffers.send, operation.what.turn)
+            operation.checker.fill_send(operation.buffers.send, slot)
             operation.call.load()
         self._finish()
         self._control.barrier()
@@ -553,18 +557,17 @@ class StepTrial:
             operation.call.store()
         step.store()
         wrong, worst = 0, None
-        for operation in self._ops:
+        for operation, slot in zip(self._ops, slots, strict=True):
             if operation.what.op.kind == "send":
                 continue
-            checked, bad, where = operation.checker.check_recv(
-                operation.buffers.recv, operation.what.turn
-            )
+            checked, bad, where = operation.checker.check_recv(operation.buffers.recv, slot)
             self._checked += checked
             wrong += bad
             worst = worst or (where and [operation.what.at, *where])
         everyone = self._control.collect([self._checked, wrong, worst])
         self._total = sum(checked for checked, _, _ in everyone)
-        return self._wrong(everyone, when) if any(wrong for _, wrong, _ in everyone) else []
+        is_wrong = any(wrong for _, wrong, _ in everyone)
+        return self._wrong(everyone, CHECKS[number]) if is_wrong else []
 
     def _wrong(self, everyone: Sequence[Any], when: str) -> Sequence[CaseOutcome]:
         """The outcomes of a step of which some operation had wrong data: no part of it is timed."""

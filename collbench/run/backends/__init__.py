@@ -93,8 +93,8 @@ class Backend(Protocol):
 
     @property
     def premultiplies(self) -> bool:
-        """Whether avg multiplies by 1/n, inputs before they are added or their sum, and so may
-        differ from dividing the sum by 2 ulp."""
+        """Whether the library's own avg multiplies by 1/n, inputs before they are added or their
+        sum, and so may differ from dividing the sum by 2 ulp."""
 
     @property
     def library(self) -> str:

@@ -23,8 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from collbench.core.errors import CannotRun, UsageError, first_line
-from collbench.core.files import make_folder
-from collbench.records import store
+from collbench.core.files import home_folder, make_folder
 
 INSTALL = "pip install 'collbench[oneccl]'"
 SPLIT = (2021, 17)  # the version from which on the library is in two parts
@@ -64,7 +63,7 @@ class Library(NamedTuple):
 
 def cache_folder() -> Path:
     """The folder in which libraries are laid out, and shims are built."""
-    return store.home_folder() / "oneccl"
+    return home_folder() / "oneccl"
 
 
 def find_library() -> Library:

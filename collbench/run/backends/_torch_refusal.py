@@ -20,8 +20,8 @@ def refuse(case: Case) -> str:
         return f"torch's {case.collective} waits for the device, which a CUDA graph cannot"
     if case.mode == "graph" and case.n == 1 and case.in_place and not _scales(case):
         return "one rank has nothing to do in place (an empty CUDA graph)"
-    if case.op == "premul_sum" and native and name != "nccl":
-        return f"premul_sum is an NCCL reduction; {name} has none"
+    if native and (reason := _refuse_reduction(case)):
+        return reason
     if case.row.pairwise and native and case.n == 1:
         return f"{name} does not send to itself"
     return ""
@@ -30,6 +30,19 @@ def refuse(case: Case) -> str:
 def _scales(case: Case) -> bool:
     """Whether NCCL multiplies what a rank contributes, even of one rank: its only kernel there."""
     return case.op == "premul_sum" or (case.op == "avg" and case.type.kind == "float")
+
+
+def _refuse_reduction(case: Case) -> str:
+    """Why no library of torch's has the reduction of a case, or none that gives its results."""
+    if case.op == "premul_sum" and case.backend != "nccl":
+        return f"premul_sum is an NCCL reduction; {case.backend} has none"
+    multiplies = case.op == "avg" and case.backend == "nccl" and case.type.kind == "float"
+    if multiplies and not case.type.holds_inverse(case.n):
+        factor = f"{case.type.round_inverse(case.n):.3g} in {case.dtype}"
+        return (
+            f"NCCL's avg multiplies by 1/{case.n}, which is {factor}: use sum, or a wider datatype"
+        )
+    return ""
 
 
 def missing_gpu() -> tuple[str, str]:

@@ -16,7 +16,6 @@ import msgspec
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.records import store
 
 SideName = Literal["base", "head"]
 
@@ -89,7 +88,7 @@ def isolate_settings(settings: dict[str, str], folder: Path) -> dict[str, str]:
 
 def builds_folder() -> Path:
     """The folder in which checked-out revisions are built and kept."""
-    return store.home_folder() / "builds"
+    return files.home_folder() / "builds"
 
 
 def is_asked_for(

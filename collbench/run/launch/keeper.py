@@ -273,9 +273,10 @@ def as_json(value: object) -> str:
 
 
 def _tell_lost(error: CollbenchError | OSError) -> str:
-    """The line that says why a rank cannot be started, as where no process can be had."""
+    """The line that says why a rank cannot be started, as where no process can be had, and what to
+    do about it or where its traceback is."""
     told = error if isinstance(error, CollbenchError) else explain_crash(error)
-    return as_json(Said(lost=told.message))
+    return as_json(Said(lost="; ".join(filter(None, [told.message, told.hint]))))
 
 
 def _read_lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, bytes]]:

@@ -137,7 +137,8 @@ class DeviceSampler(Sampler):
 class GraphSampler(DeviceSampler):
     """Each sample replays ``replays`` times a graph of so many calls that it is ``inner`` calls in
     all, or more: every buffer has its turn in the graph equally often. The graph is replayed once
-    before samples are taken.
+    before samples are taken. Where calls feed on their own results, a check replays another, in
+    which each buffer has one turn.
     """
 
     def __init__(
@@ -159,8 +160,10 @@ class GraphSampler(DeviceSampler):
         replay()
         self._finish()
         self._batches = [((replay,) * replays, slots)]
-        if rounds == 1 or freshen is None:  # else some inputs would be results
-            self.again = [(replay, slots)]
+        once = replay
+        if rounds > 1 and freshen:  # some of its inputs are results, which nothing can check
+            once = stream.capture(lambda: [call() for call, _ in calls])
+        self.again = [(once, slots)]
         self.dirty = slots
         self.inner *= replays
 

@@ -45,7 +45,7 @@ class Verification:
         key = zlib.crc32(case.key.encode())  # no two cases share data
         self._seed = policy.seed + key
         device = bench.backend.device
-        premultiplies = bench.backend.premultiplies and case.algorithm == "native"
+        premultiplies = bench.backend.premultiplies
         beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
             Checker(case, policy.seed, rank, device, premultiplies, beat, key)

@@ -7,9 +7,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from collbench.core.files import home_folder
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.core.version import __version__
-from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.flags import (
     PREEMPTED,
@@ -287,7 +287,7 @@ def describe_saved(run: Gathered) -> list[Words]:
     on."""
     if run.path is None:
         return [tone_text("not saved")]
-    ours = run.path.parent == store.home_folder() / "runs"
+    ours = run.path.parent == home_folder() / "runs"
     lines = ["saved: " + code_text(plain_line(run.path.stem if ours else str(run.path)))]
     is_partial = len(run.arrived) < len(run.cases) or any(
         is_unfinished(record) for record, _ in run.outcomes

@@ -102,3 +102,30 @@ def test_folders_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     files.make_folder(tmp_path / "a")
     assert mode(tmp_path) == 0o755
+
+
+def test_the_last_tracebacks_of_faults_stay(home: Path, tmp_path: Path) -> None:
+    (home / "faults").mkdir(parents=True)
+    (home / "faults" / "mine.txt").touch()
+    for number in range(files.MAX_FAULTS + 5):
+        words = files.keep_traceback(f"fault {number}")
+        kept = Path(words.removeprefix("its traceback is in "))
+        os.utime(kept, ns=(number, number))
+        assert kept.read_text() == f"fault {number}" and mode(kept) == 0o600
+    faults = {path.read_text() for path in (home / "faults").glob(f"{files.FAULT}*")}
+    assert faults == {f"fault {number}" for number in range(5, files.MAX_FAULTS + 5)}
+    assert (home / "faults" / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["COLLBENCH_HOME", "HOME"])
+def test_a_fault_without_a_home_is_kept_among_temporary_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for unset in ("COLLBENCH_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(unset, raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    assert files.keep_traceback("fault").startswith(f"its traceback is in {tmp_path}/tmp/")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    assert files.keep_traceback("fault") == "there is no room to keep its traceback"

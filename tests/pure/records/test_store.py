@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import collbench
+from collbench.core import files
 from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.records import derive, rows, run_file, stats, store
 from collbench.records.derive import Derived
@@ -508,7 +509,7 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(CannotRun, match="HOME is not set"):
-        store.home_folder()
+        files.home_folder()
 
 
 def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -551,6 +552,72 @@ def test_what_a_file_system_tells_when_a_file_is_closed_is_told(tmp_path: Path) 
     os.close(writer._fd)
     writer.close()
     assert "cannot write" in writer.trouble
+
+
+class FileServer:
+    """Its quota is found out only by a sync, and what was written since the last one is gone
+    then. ``moment`` is its clock."""
+
+    def __init__(self) -> None:
+        self.is_full, self.moment, self.synced, self.syncs = False, 0.0, 0, 0
+
+    def sync(self, fd: int) -> None:
+        if self.is_full:
+            os.ftruncate(fd, self.synced)
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        self.synced = os.fstat(fd).st_size
+        self.syncs += 1
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
+    server = FileServer()
+    monkeypatch.setattr(os, "fdatasync", server.sync)
+    monkeypatch.setattr(run_file.time, "monotonic", lambda: server.moment)
+    return server
+
+
+def test_a_full_file_server_that_has_room_again_gets_all(
+    tmp_path: Path, server: FileServer
+) -> None:
+    writer, records = three(tmp_path / "a.jsonl")
+    server.is_full, server.moment = True, 5.0
+    writer.write(records[1])
+    assert "Disk quota exceeded; 3 lines wait" in writer.trouble
+    server.is_full, server.moment = False, 10.0
+    writer.write(records[2])
+    writer.close()
+    assert (writer.trouble, writer.lost, writer.moved) == ("", "", "")
+    found = run_file.read_file(writer.path)
+    assert [r.case for r in found.records] == [r.case for r in records]
+
+
+def test_what_is_lost_within_a_second_is_no_others_doing(
+    tmp_path: Path, server: FileServer
+) -> None:
+    """The server tells the next call, whichever it is."""
+    writer, records = three(tmp_path / "a.jsonl")
+    server.is_full = True
+    os.truncate(writer.path, server.synced)
+    writer.write(records[1])
+    assert (writer.lost, writer.moved) == ("", "") and "3 lines wait" in writer.trouble
+
+
+def test_a_run_that_ends_on_a_full_file_server_says_so(tmp_path: Path, server: FileServer) -> None:
+    writer, _ = three(tmp_path / "a.jsonl")
+    server.is_full = True
+    writer.close()
+    assert "Disk quota exceeded; 2 lines wait" in writer.trouble
+
+
+def test_lines_are_synced_once_a_second_and_at_the_end(tmp_path: Path, server: FileServer) -> None:
+    writer = run_file.Writer(tmp_path / "a.jsonl", factories.run())
+    for case in factories.sized(19):
+        server.moment += 0.3
+        writer.write(factories.record(case))
+    assert server.syncs == 1 + 4
+    writer.close()
+    assert server.syncs == 1 + 4 + 1
 
 
 def test_a_run_that_cannot_even_begin_leaves_no_empty_file(

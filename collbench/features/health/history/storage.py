@@ -38,7 +38,6 @@ from collbench.features.health.history.nights import (
 )
 from collbench.machine import variables
 from collbench.machine.sysfs import hash_identity
-from collbench.records import store
 from collbench.records.machines import name_machine
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
@@ -370,13 +369,13 @@ def _find_file(text: str) -> str:
             f"a history is an SQLite file, and the URL of {other} is given",
             "name a file, as in --history nights.sqlite; collbench history add RUNS fills it",
         )
-    return str(files.expand_path(path) if path else store.home_folder() / "history.sqlite")
+    return str(files.expand_path(path) if path else files.home_folder() / "history.sqlite")
 
 
 def _touch_file(path: Path, name: str) -> None:
     """Make the file, which only its user may read, where there is none. Raises CannotRun."""
     try:
-        if path.parent == store.home_folder():  # a folder that somebody names may be a slip
+        if path.parent == files.home_folder():  # a folder that somebody names may be a slip
             files.make_folder(path.parent)
         path.touch(mode=0o600)
     except OSError as e:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from collbench.features.training import trial as steps
 from collbench.features.training.step import Op, Program, Step
 from collbench.records.types import Operation
+from collbench.run.backends import Base, Call, do_nothing
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import Samples, Sync
 from collbench.run.rank.outcome import CaseOutcome, FailedCase, MeasuredCase, Timing
@@ -182,3 +184,51 @@ def test_ranks_show_life_while_the_longest_operations_are_found(
     monkeypatch.setattr(steps, "_measure_round", lambda samplers, lots, sync: [])
     trial._blame([Operation()], Sync("none", Control(0, 1), None))
     assert beats > 1
+
+
+class Mute(Base):
+    """A backend whose calls and messages do nothing."""
+
+    def prepare(self, case: Case, send: torch.Tensor, recv: torch.Tensor) -> Call:
+        return Call(do_nothing, None)
+
+    def message(self, sends: bool, buffer: torch.Tensor, peer: int, tag: int) -> Call:
+        return Call(do_nothing, None)
+
+
+def list_sent(monkeypatch: pytest.MonkeyPatch, *ops: Op) -> list[list[torch.Tensor]]:
+    """What rank 0 of two sends in each operation, by check."""
+    trial = make_trial(check=1, seed=0)
+    trial._step, trial._job = Step("x", 2, (Program((0, 1), ops),)), SimpleNamespace(case=CASE)  # type: ignore[assignment]
+    trial._sites = {site: Mute() for site in steps._list_used(trial._step, False)}
+    trial._on_device, trial._beat = False, do_nothing
+    trial._control, trial._finish, trial._checked = Control(0, 1), do_nothing, 0
+    trial._ops = trial._prepared()
+    monkeypatch.setattr(trial, "_make_call", lambda part: Call(do_nothing, None))
+    monkeypatch.setattr(trial, "_wrong", lambda everyone, when: [])
+    sent = []
+    for number in range(len(steps.CHECKS)):
+        trial._check(number)
+        sent.append([ready.buffers.send.clone() for ready in trial._ops])
+    return sent
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_to_all", "send"])
+def test_each_check_of_a_step_has_data_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Else a library that hands out the results of the step before would pass."""
+    messages: dict[str, Any] = {"peer": 1} if kind == "send" else {}
+    op = Op(kind=kind, nbytes=4096, dtype="float", **messages)  # type: ignore[arg-type]
+    before, after = list_sent(monkeypatch, op, op)
+    sent = [*before, *after]
+    agree = [(a == b).float().mean() for at, a in enumerate(sent) for b in sent[:at]]
+    assert len(agree) == 6 and max(agree) < 0.1
+
+
+def test_operations_of_unlike_sizes_share_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the sums of a bucket would pass for those of a shorter one."""
+    sizes = 8192, 4096
+    ops = [Op(kind="all_reduce", nbytes=size, dtype="float", op="sum") for size in sizes]
+    for longer, shorter in list_sent(monkeypatch, *ops):
+        assert (longer[: len(shorter)] == shorter).float().mean() < 0.1

@@ -80,7 +80,7 @@ def test_a_host_without_a_boot_id_goes_by_its_name(monkeypatch: pytest.MonkeyPat
 
 
 def test_others_folders_files_and_links_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place / "collbench-fault-1.txt").touch()
+    (place / "of-others.txt").touch()
     (place / f"{folders.make_prefix()}link").symlink_to(place)
     folders.sweep_folders(place)
     assert len(list(place.iterdir())) == 2

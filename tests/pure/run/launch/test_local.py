@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,24 +81,17 @@ def test_who_ran_out_of_memory_is_to_blame_and_not_who_misses_its_memory() -> No
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     ],
 )
-def test_a_rank_without_memory_is_no_fault_to_report(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_without_memory_is_no_fault_to_report(error: Exception, home: Path) -> None:
     """It is named, with what to do, and no traceback is kept."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     told = blamed(lost_memory(), Failure.of(error))
     assert "rank 1 on " in told.message and "out of memory" in told.message
-    assert "ulimit -v" in told.hint and not list(tmp_path.iterdir())
+    assert "ulimit -v" in told.hint and not home.exists()
 
 
-def test_the_traceback_of_what_was_not_foreseen_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_the_traceback_of_what_was_not_foreseen_is_kept(home: Path) -> None:
     told = blamed(FORESEEN, FAULTY)
-    assert "rank 1 on " in told.message and [file.read_text() for file in tmp_path.iterdir()] == [
-        FAULTY.traceback
-    ]
+    assert "rank 1 on " in told.message
+    assert [path.read_text() for path in (home / "faults").iterdir()] == [FAULTY.traceback]
 
 
 def test_what_was_not_foreseen_comes_before_what_was() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -390,11 +391,20 @@ def test_who_is_stopped_harms_nobody_who_waits_or_is_done(
 
 
 @pytest.mark.parametrize("side", [None, Side(option="--base")])
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EAGAIN, r"raise the limit of processes \(ulimit -u\)"),
+        (errno.ENXIO, r"this is a fault .*: its traceback is in \S+/faults/collbench-fault-\S+"),
+    ],
+)
 def test_a_place_without_a_process_to_be_had_is_lost(
-    side: Side | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    side: Side | None, number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And says what to do, or where the traceback lies."""
+
     def start(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(subprocess, "Popen", start)
     keeper, lines = Keeper(tmp_path), []
@@ -403,9 +413,8 @@ def test_a_place_without_a_process_to_be_had_is_lost(
         keeper.run(instructions, lines.append)
     else:
         lines += keeper.lines(instructions)
-    assert [msgspec.json.decode(line) for line in lines] == [
-        {"lost": "Resource temporarily unavailable"}
-    ]
+    (said,) = (msgspec.json.decode(line) for line in lines)
+    assert re.fullmatch(f".*{os.strerror(number)}; {advice}", said["lost"])
 
 
 class Asked:

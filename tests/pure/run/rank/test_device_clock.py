@@ -341,6 +341,18 @@ class FakeGpu(Base):
         return Call(run, None, waits=case.collective == "barrier")
 
 
+class WrongInGraphs(FakeGpu):
+    """One whose calls are right but where they were captured."""
+
+    def prepare(self, case: Case, send: torch.Tensor, recv: torch.Tensor) -> Call:
+        def run() -> None:
+            captured = self.stream.captured is not None
+            effect = (lambda: recv.add_(1)) if captured else (lambda: recv.copy_(send))
+            self.stream.issue("call", self.takes, effect)
+
+        return Call(run, None)
+
+
 def nothing_for(seconds: float) -> None:
     """A sleep that takes no time."""
 
@@ -365,6 +377,19 @@ def tried(
     bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
     (outcome,) = without_pause(Trial(bench, Job(wanted, 3, "cold")).run())
     return record_of(wanted, outcome, AboutCase(0, ""))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("iters", "replays"), [(3, 1), (9, 1), (9, 3)])
+def test_what_only_captured_calls_get_wrong_is_found(
+    stream: FakeStream, in_place: bool, iters: int, replays: int
+) -> None:
+    """Also where a graph has several turns of each buffer, on the result of the turn before."""
+    fault: dict[str, Any] = {"kind": WrongInGraphs, "iters": iters, "graph": replays}
+    record = tried(stream, "all_reduce", "graph", case={"in_place": in_place}, **fault)
+    assert record.status == "wrong" and "after timing" in record.note
+    right = tried(stream, "all_reduce", "graph", case={"in_place": in_place}, iters=iters)
+    assert (right.status, right.wrong) == ("ok", 0)
 
 
 def test_a_case_by_the_clock_of_its_mode(stream: FakeStream) -> None:

@@ -3,8 +3,8 @@ $SABOTAGE_FILE is WHAT:RANK:CALL, for example swap:1:2 (on rank 1, its third cal
 
 ``swap`` makes the call on the next one's buffers and that one on its, as buckets in another order;
 ``short`` leaves out the last element, as another bucket size; ``stale`` works on what was in the
-buffers at first; ``freeze`` leaves what its first call has left; ``drop`` does nothing;
-``elsewhere`` talks to the group opened first. Rank -1: all of them.
+buffers at first; ``freeze`` leaves what its first call has left; ``replay`` brings that result each
+time; ``drop`` does nothing; ``elsewhere`` talks to the group opened first. Rank -1: all of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Muddler(TorchDistributed):
                 return super().prepare(case, send[:-1], recv[:-1])
             case "stale":
                 return super().prepare(case, send.clone(), recv.clone())
-            case "freeze":
+            case "freeze" | "replay":
                 return self._freeze(case, send, recv)
             case "drop":
                 return Call(lambda: None, Nothing)
@@ -75,13 +75,13 @@ class Muddler(TorchDistributed):
 
     def _freeze(self, case: Case, send: Any, recv: Any) -> Call:
         into = recv.clone()
-        true, results = super().prepare(case, send, into), [into]
+        true, first = super().prepare(case, send, into), list[Any]()
 
         def run() -> None:
             true.run()
-            for result in results:
-                recv.copy_(result)
-            results.clear()
+            if not first or self._what == "replay":
+                first.append(into.clone())
+                recv.copy_(first[0])
 
         def submit() -> Nothing:
             run()
