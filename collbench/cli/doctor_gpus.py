@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment
-from collbench.machine.gpu import FAKE_MEANING, driver_cuda, is_fake, refuse_cuda
+from collbench.machine.gpu import FAKE_MEANING, driver_cuda, is_fake, refuse_cuda, refuse_start
 from collbench.records.types import GpuState
 from collbench.show.views import machines
 
@@ -104,6 +104,9 @@ def _check_driver(gpus: Mapping[str, Any], nodes: int, works: bool) -> Finding:
     GPU there is one."""
     version, cuda = gpus.get("driver"), gpus.get("cuda") or driver_cuda()
     version = version or ("version unknown" if works else None)
+    reason, hint = ("", "") if works else refuse_start()
+    if version and nodes and reason:
+        return Finding("gpu driver", "no", f"{version}, {nodes} GPUs, but {reason}: {hint}")
     if version and nodes:
         return Finding(
             "gpu driver",

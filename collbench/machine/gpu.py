@@ -49,6 +49,26 @@ def driver_cuda() -> str | None:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
+SYSTEM_NOT_READY = 802  # what CUDA says where the fabric of NVSwitches is not up
+
+
+def refuse_start() -> tuple[str, str]:
+    """Why CUDA cannot start with a driver that is there, and what to do; two empty strings where it
+    can, and without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "", ""
+    error, text = cuda.cuInit(0), ctypes.c_char_p()
+    if not error:
+        return "", ""
+    cuda.cuGetErrorString(error, ctypes.byref(text))
+    words = (text.value or b"unknown").decode(errors="replace")
+    unit = "nvidia-fabricmanager"
+    hint = f"systemctl status {unit} says why" if error == SYSTEM_NOT_READY else "dmesg may say why"
+    return f"CUDA cannot start: error {error}, {words}", hint
+
+
 def refuse_cuda(built: str, driver: str | None) -> tuple[str, str]:
     """Why a driver of one CUDA cannot run what is built for another, and what to do; two empty
     strings where it can: any minor version of its own major one, and older ones."""

@@ -85,7 +85,7 @@ def list_saved() -> list[Path]:
 
 def name_run(path: Path) -> str:
     """The word by which a command finds a saved run: its id, or the path of a file elsewhere."""
-    return path.stem if path.parent == home_folder() / "runs" else shlex.quote(str(path))
+    return path.stem if path.parent == files.home_folder() / "runs" else shlex.quote(str(path))
 
 
 def find_run(name: str, running: bool = False) -> Path:

@@ -25,6 +25,7 @@ UNSEEN = 0.05  # below, the data went where no counter is: through shared memory
 NOISE = 0.05  # of what is needed, this much may pass in the same time without calls
 APART = 0.05  # by which two counts may differ
 ALIKE = 0.03  # of what is sent, by which something else is recognised
+FRAMED = {"LL": 2.0, "LL128": 128 / 120}  # NCCL's protocols: bytes on links for each of data
 MOST_RANKS = 256  # beyond, working out what every algorithm sends takes too long
 
 # What each collective can be made of, sending more than it needs
@@ -127,8 +128,25 @@ def _derive_counted(record: Record) -> Traffic:
     if wire < 1:
         rest = "the rest went through memory, or a switch added up"
         return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_name_table(case)}: {rest}")
-    why = guess_algorithm(case, wire) or "messages sent again, other traffic, or another algorithm"
-    return Traffic(wire, wire, f"sends {wire:.2f}x what {_name_table(case)}: {why}")
+    return _explain_more(record, wire)
+
+
+def _explain_more(record: Record, wire: float) -> Traffic:
+    """The traffic where more was counted than is needed."""
+    case = record.case
+    sends = f"sends {wire:.2f}x what {_name_table(case)}"
+    protocol = record.chose.protocol if record.chose else ""
+    framed = wire / FRAMED.get(protocol, 1.0)
+    data = framed if framed >= SILENT[0] else wire
+    if is_silent(data):
+        return Traffic(wire, moves=f"{sends}: NCCL's {protocol} sends flags among the data")
+    if why := guess_algorithm(case, data):
+        return Traffic(wire, data, f"{sends}: {why}")
+    if {"ib", "nvlink"} <= {kind for sent in record.sent for kind in sent.bytes}:
+        twice = "what goes by NVLink to another GPU's network card (PXN) is counted on both"
+        return Traffic(wire, moves=f"{sends}: {twice}")
+    why = "messages sent again, other traffic, or another algorithm"
+    return Traffic(wire, data, f"{sends}: {why}")
 
 
 def _name_table(case: Case) -> str:

@@ -104,7 +104,10 @@ CUresult attribute_of_device(int* value, CUdevice_attribute attribute) {
 
 extern "C" {
 
-CUresult cuInit(unsigned) { return visible_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+CUresult cuInit(unsigned) {
+  if (long error = fake::number("FAKE_CUDA_ERROR", 0)) return (CUresult)error;
+  return visible_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
 CUresult cuDriverGetVersion(int* version) {
   *version = fake::cuda_of_driver();
   return CUDA_SUCCESS;

@@ -230,6 +230,9 @@ int add_collective(const char* name, Kind kind, const void* in, void* out, size_
     return fail(comm.device, INVALID_ARGUMENT, "reduction %d is unknown", operation);
   if (is_empty(comm, call)) return SUCCESS;
   bool has_parts = kind == Kind::all_gather || kind == Kind::reduce_scatter;
+  if (name && !has_parts && fake::setting("NCCL_ALGO") == "PAT")
+    return fail(comm.device, INVALID_USAGE,
+                "no algorithm/protocol available for function %s. NCCL_ALGO was set to PAT.", name);
   if (name) log_choice(comm, name, call.bytes() * (has_parts ? comm.n : 1));
   return add(handle, stream, call);
 }

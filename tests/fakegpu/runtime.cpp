@@ -347,6 +347,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   if (fake::cuda_of_driver() < CUDA_VERSION_BUILT) return fail(cudaErrorInsufficientDriver);
+  if (long error = fake::number("FAKE_CUDA_ERROR", 0)) return fail((cudaError_t)error);
   *count = visible_count();
   return *count ? cudaSuccess : fail(cudaErrorNoDevice);
 }

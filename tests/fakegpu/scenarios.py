@@ -583,6 +583,26 @@ FAULTS = (
         (r"all_reduce,nccl,.*,ok", "symm,.*,skipped,.*compile"),
     ),
     faulty(
+        "the fabric is down",
+        "collbench doctor; collbench all_reduce --backend nccl -g 2 --sizes 64",
+        ("gpu driver +no .*error 802.*nvidia-fabricmanager", "nccl.*error 802.*fabricmanager"),
+        exit=5,
+        FAKE_CUDA_ERROR="802",
+    ),
+    faulty(
+        "an algorithm of NCCL that has no all_reduce",
+        f"collbench all_gather --env NCCL_ALGO=PAT --sizes 64K -g 2 {COUNTED} --format csv;"
+        f" collbench all_reduce --env NCCL_ALGO=PAT --sizes 64K -g 2 {COUNTED} --format csv",
+        ("all_gather,nccl.*" + RAN_RIGHT, "NCCL.* refuses all_reduce of float"),
+        exit=5,
+    ),
+    faulty(
+        "a rank is killed, and the others go on",
+        "collbench lifecycle --kill 1 --backend nccl -g 2 -T 30",
+        ("rebuild +1 +1 .* an error",),
+        exit=3,  # a loss on a fake GPU has no time
+    ),
+    faulty(
         "a driver too old for torch",
         TWO_SIZES + " --backend nccl",
         (r"built for CUDA 13\.\d, the driver runs 12\.4",),

@@ -178,6 +178,7 @@ class Nursery:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            env=dict(os.environ),  # not what NCCL's log was told by putenv
         )
         theirs.close()
         if self._receive(beat) != READY:

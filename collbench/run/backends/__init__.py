@@ -9,6 +9,7 @@ package's, not torch's.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 # what backends raise where the library refuses a call
 REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, BufferError)
+REFUSED = re.compile(  # what NCCL cannot do; what CUDA said of it comes behind
+    r"(?:(?!Last error:).)*?(?:invalid argument|invalid usage)|.*no algorithm/protocol",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def do_nothing(*_: object) -> None:

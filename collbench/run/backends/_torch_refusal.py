@@ -59,6 +59,9 @@ def missing_gpu() -> tuple[str, str]:
     reason, hint = gpu.refuse_cuda(torch.version.cuda or "0", gpu.driver_cuda())
     if reason:
         return f"{name} is {reason}", hint
+    reason, hint = gpu.refuse_start()
+    if reason:
+        return reason, hint
     tool = "amd-smi" if torch.version.hip else "nvidia-smi"
     return f"{name} finds no GPU that it can use", f"{tool} shows whether the driver works"
 

@@ -23,7 +23,7 @@ from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import count_placed_ranks
 from collbench.machine import environment
 from collbench.records.types import Choice
-from collbench.run.backends import Base, Call, Message, _cuda, _torch_refusal, _wire
+from collbench.run.backends import REFUSED, Base, Call, Message, _cuda, _torch_refusal, _wire
 from collbench.run.backends._torch_refusal import WAITING
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, make_world_control
@@ -265,6 +265,8 @@ class TorchDistributed(Base):
             ) from e
         if self.stream and self.control:
             self._everyone = make_world_control().open_group(self.name)
+        if self.stream:
+            self._settle_alignment()
         if level := self.policy.register:
             self._registered = _cuda.Registered(self._at.group, everyone, self.device, level)
 
@@ -385,9 +387,22 @@ class TorchDistributed(Base):
 
         return run_fused
 
+    def _settle_alignment(self) -> None:
+        """What ranks are aligned by: a sum of one number, or messages where NCCL_ALGO names an
+        algorithm that has no all_reduce, as PAT, or that these GPUs cannot run."""
+        group = self._everyone or self._at.group
+        self._align = partial(dist.all_reduce, self._token, group=group)
+        try:
+            self._align()
+        except dist.DistError as e:
+            if not REFUSED.match(str(e)):
+                raise
+            tokens = self._token.new_zeros(2, dist.get_world_size(group))
+            self._align = partial(dist.all_to_all_single, tokens[0], tokens[1], group=group)
+
     def align(self) -> None:
         if self.stream:
-            dist.all_reduce(self._token, group=self._everyone or self._at.group)
+            self._align()
 
     def overheard(self, call: Callable[[], object]) -> Choice | None:
         def done() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import re
 import socket
 import time
 import traceback
@@ -34,7 +33,7 @@ from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import Cache, GpuState, RankInfo, Record, Scheme, World
 from collbench.run import backends, refusal
-from collbench.run.backends import REFUSALS, Backend
+from collbench.run.backends import REFUSALS, REFUSED, Backend
 from collbench.run.collectives import buffer_bytes
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board, Phase
@@ -62,12 +61,6 @@ Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; 
 
 
 Turn = Callable[[int], object]  # at rank 0, wait for the turn of a world that is at a job
-
-
-REFUSED = re.compile(  # what NCCL cannot do; what CUDA said of it comes behind
-    r"(?:(?!Last error:).)*?(?:invalid argument|invalid usage)|.*no algorithm/protocol",
-    re.IGNORECASE | re.DOTALL,
-)
 
 
 class Place(NamedTuple):

@@ -16,9 +16,21 @@ import torch.distributed as dist
 
 from collbench.cli import doctor, doctor_gpus
 from collbench.core.errors import CannotRun
-from collbench.machine import environment
+from collbench.machine import environment, gpu
 from collbench.machine.load import Load
 from collbench.run.backends import _cuda
+
+
+class Stopped:
+    """CUDA's driver where the fabric of NVSwitches is not up."""
+
+    def cuInit(self, flags: int) -> int:
+        return 802
+
+    def cuGetErrorString(self, error: int, text: Any) -> int:
+        text._obj.value = b"not yet"
+        return 0
+
 
 Told = dict[str, tuple[str, str]]
 NOTHING = {
@@ -100,6 +112,17 @@ def test_without_a_gpu_everything_has_a_remedy(
         "pip install triton" in found["triton"][1]
         and "--backend gloo" in found["ranks sharing a GPU"][1]
     )
+
+
+def test_a_driver_with_which_cuda_cannot_start(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", bool)
+    monkeypatch.setattr(gpu.ctypes, "CDLL", lambda name: Stopped())
+    detail = doctor_gpus._check_driver({"driver": "570.1", "cuda": "12.8"}, 8, False)
+    assert detail.state == "no" and "error 802, not yet" in detail.detail
+    assert "systemctl status nvidia-fabricmanager" in detail.detail
+    assert doctor_gpus._check_driver({"driver": "570.1"}, 8, True).state == "yes"
 
 
 @pytest.mark.usefixtures("two")

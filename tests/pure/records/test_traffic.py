@@ -13,7 +13,7 @@ from collbench.features.training.step import Op, Program, Step
 from collbench.features.training.traffic import count_traffic
 from collbench.records import traffic
 from collbench.records.derive import derive_row
-from collbench.records.types import Sent
+from collbench.records.types import Choice, Sent
 from collbench.suite.case import Case
 
 MIB = 1 << 20
@@ -98,6 +98,36 @@ def test_about_what_is_needed_is_silence(share: float) -> None:
     found = told(case(MIB), share)
     assert found.wire == pytest.approx(share, rel=1e-3)
     assert (found.carried, found.moves) == (1.0, "")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "share", "carried", "moves"),
+    [
+        ("LL", 2.0, 1.0, "sends 2.00x what reduce_scatter needs: NCCL's LL sends flags"),
+        ("LL", 4.0, 2.0, "seems to run it as all_reduce"),
+        ("LL", 1.5, 1.5, "messages sent again"),  # less than its flags take: other calls were LL
+        ("LL128", 2 * 128 / 120, 2.0, "seems to run it as all_reduce"),
+        ("Simple", 2.0, 2.0, "seems to run it as all_reduce"),
+    ],
+)
+def test_flags_that_a_protocol_sends_are_no_other_algorithm(
+    protocol: str, share: float, carried: float, moves: str
+) -> None:
+    what = case(MIB, "reduce_scatter")
+    counts = [sent(share, what, 0.0)] * 2
+    chose = Choice(algorithm="Ring", protocol=protocol)
+    found = traffic.derive_traffic(record(what, sent=counts, chose=chose), world())
+    assert found.wire == pytest.approx(share, rel=1e-3)
+    assert found.carried == pytest.approx(carried, rel=1e-3) and moves in found.moves
+
+
+def test_what_crosses_nvlink_on_its_way_to_a_network_card_is_no_waste() -> None:
+    what = case(MIB, "all_to_all")
+    needed = round(traffic.needed_bytes(what))
+    count = Sent(calls=1, ns=1, idle_ns=1, bytes={"ib": needed // 2, "nvlink": needed})
+    found = traffic.derive_traffic(record(what, sent=[count] * 2), world())
+    assert found.wire == pytest.approx(1.5, rel=1e-3) and found.carried == 1
+    assert "(PXN) is counted on both" in found.moves
 
 
 def test_more_than_is_needed_must_be_counted_twice() -> None:
