@@ -127,6 +127,14 @@ def find_run(name: str, running: bool = False) -> Path:
     )
 
 
+def name_file(path: Path) -> str:
+    """The name that finds a run's file: its id where runs are kept, else its path; empty for
+    ``Path()``, of a run that is not saved."""
+    if not path.name:
+        return ""
+    return path.stem if path.parent == home_folder() / "runs" else str(path)
+
+
 def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
     """The runs less those among the latest that are still running, of which it tells. Raises
     NoVerdict where there is no other."""

@@ -466,11 +466,11 @@ class _Session:
             self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
             command = resumption.format_command(self._run, str(path))
-            again = f"{command} measures what the file lacks"
+            again = f": {command} measures what the file lacks" if command else ""
             what = (
                 "free some space" if self._writer.trouble else "have no other process write there"
             )
-            raise CannotRun(trouble, f"{what}; not all that is shown above is saved: {again}")
+            raise CannotRun(trouble, f"{what}; not all that is shown above is saved{again}")
 
 
 def write_line(writer: run_file.Writer, line: World | Record | End) -> None:

@@ -26,7 +26,7 @@ from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.records.run_file import Outline
-from collbench.records.types import End, FirstWrong, Record, World
+from collbench.records.types import End, FirstWrong, Pairing, Record, World
 from collbench.run import reporter as reporter_
 from collbench.run.reporter import PlanRow, Several
 from collbench.show import flags, live
@@ -735,6 +735,23 @@ def test_a_bimodal_or_invalid_row_always_says_so(flag: str) -> None:
     assert all(cell[0] in "BI" for cell in last_cells(rows, 30))
 
 
+@pytest.mark.parametrize(
+    ("path", "pairing", "remedy"),
+    [
+        (Path("r1.jsonl"), None, "collbench run --resume r1.jsonl measures it again"),
+        (None, None, "measure anew"),
+        (Path("r1.jsonl"), Pairing(experiment="e", side="base", variant="v"), "measure anew"),
+    ],
+)
+def test_what_was_cut_short_names_the_run_that_goes_on(
+    path: Path | None, pairing: Pairing | None, remedy: str
+) -> None:
+    run = msgspec.structs.replace(a_run(), pairing=pairing)
+    outcomes = [measured(a_case(), row={"flags": ("cut-short",)}, stop="cut")]
+    (line,) = cases_.explain_flags(gathered(outcomes, run=run, path=path))
+    assert line.startswith("cut-short (1): ") and line.endswith(f"; {remedy}")
+
+
 def test_what_most_rows_have_is_said_once_above_them() -> None:
     text = shown(FLAGGED, width=120)
     assert text.count("preempted") == 1
@@ -793,6 +810,7 @@ def test_the_header_says_why_a_mode_was_chosen(mode: Mode, cramped: bool, words:
 
 def test_a_run_of_cramped_and_other_ranks_has_both_precisions() -> None:
     told = flags.fill_limits(Policy(), {True, False})
+    assert told.keys() == flags.GENERAL.keys()
     assert (told["precision"], told["why"]) == ("±2 % or ±5 %", "")
     cramped = flags.fill_limits(Policy(), {True})
     assert cramped["precision"] == "±5 %" and "more busy threads" in cramped["why"]

@@ -173,7 +173,7 @@ def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order
     if suite.name != "pairs":
         raise UsageError(
             f"{old.run.id} is a run of {suite.name}, not of pairs",
-            f"collbench run --resume {old.run.id} goes on with it",
+            resumption.format_command(old.run, name),
         )
     return Order(suite=suite, command=sys.argv, resumed=old, launcher=launcher, source=source)
 
