@@ -160,11 +160,11 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
             "start one command per value, or without the launcher",
         )
     if late := variables.list_read_at_start(suite.axes.envs[0], os.environ):
-        names = ", ".join(setting.partition("=")[0] for setting in late)
+        fixed = ", ".join(setting.partition("=")[0] for setting in late)
         raise UsageError(
-            f"--env {late[0]}: a process reads {names} when it starts, and {member.launcher} has"
+            f"--env {late[0]}: a process reads {fixed} when it starts, and {member.launcher} has"
             " started these ranks",
-            f"export {names} with that value before {member.launcher} starts them (mpirun: -x)",
+            f"export {fixed} with that value before {member.launcher} starts them (mpirun: -x)",
         )
 
 

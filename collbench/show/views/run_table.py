@@ -26,6 +26,7 @@ from collbench.records.flags import (
 from collbench.records.origins import FAKE
 from collbench.records.run_file import is_unfinished
 from collbench.records.types import Run, World
+from collbench.run.launch.environments import describe_start
 from collbench.run.reporter import Gathered, Outcome
 from collbench.run.resumption import describe_remedy, format_command
 from collbench.show.busy import describe_run_load
@@ -295,7 +296,9 @@ def describe_saved(run: Gathered) -> list[Words]:
     )
     command = format_command(run.run, name)
     if run.ended and run.ended.exit and is_partial and command:
-        lines.append("continue with: " + code_text(plain_line(command)))
+        launchers = {world.launcher for world in run.worlds.values()}
+        by = "".join(map(describe_start, sorted(launchers)))
+        lines.append(f"continue with{by}: " + code_text(plain_line(command)))
     return lines
 
 

@@ -972,6 +972,24 @@ def test_how_to_go_on_names_the_hosts_the_modules_and_the_backend_of_a_file() ->
     assert f"continue with: collbench run --resume /runs/r1.jsonl {more}" in found
 
 
+@pytest.mark.parametrize(
+    ("launcher", "by"),
+    [("local", ""), ("ssh", ""), ("srun", " (start it by srun, as this run was)")],
+)
+def test_how_to_go_on_names_the_launcher_that_has_to_start_it(launcher: str, by: str) -> None:
+    end = End(exit=4, ended="", note="rank 1 died")
+    cases, world = [a_case(), a_case(nbytes=16)], a_world(launcher=launcher)
+    found = lines_of([measured(cases[0])], cases=cases, world=world, end=end, path=Path("r.jsonl"))
+    assert f"continue with{by}: collbench run --resume r.jsonl" in found
+
+
+def test_a_search_that_was_cut_short_is_not_gone_on_with() -> None:
+    searched = msgspec.structs.replace(a_run(), command=["collbench", "locate"])
+    end = End(exit=130, ended="", note="interrupted")
+    found = lines_of([], run=searched, cases=[a_case()], end=end, path=Path("r.jsonl"))
+    assert "saved: r.jsonl" in found and "resume" not in "".join(found)
+
+
 def test_summary_has_what_is_noted_of_good_cases_once() -> None:
     note = "-m: calls are launched one after the other"
     found = [measured(case, note=note) for case in SWEEP]
