@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -241,8 +242,7 @@ def _run_command() -> int:
             mistakes.refuse_osu_flags(sys.argv[1:])
             code = app(standalone_mode=False)
     except CollbenchError as e:
-        if "--debug" in sys.argv:
-            raise
+        _print_traceback()
         print_message(e.message, e.hint)
         return _find_exit_code(e.message, e.exit)
     except KeyboardInterrupt:
@@ -267,6 +267,14 @@ def _is_left_to_rank_0(args: Sequence[str]) -> bool:
     return False
 
 
+def _print_traceback() -> None:
+    """Prints the traceback of the error being handled to standard error, where --debug asks for
+    it."""
+    if "--debug" in sys.argv and sys.stderr:
+        with suppress(OSError, ValueError):
+            traceback.print_exc()
+
+
 def _handle_error(error: Exception) -> int:
     """The exit code of an error that is not one of ours: the command line's, the machine's or a
     fault of collbench."""
@@ -275,8 +283,7 @@ def _handle_error(error: Exception) -> int:
     if isinstance(error, typer.Abort):  # Ctrl-C or Ctrl-D at a question
         print_message("no answer: nothing was done")
         return Exit.INTERRUPTED
-    if "--debug" in sys.argv:
-        raise error
+    _print_traceback()
     crash = explain_crash(error)
     print_message(crash.message, crash.hint)
     return crash.exit if crash.exit == Exit.FAULT else _find_exit_code(crash.message, crash.exit)

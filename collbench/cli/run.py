@@ -107,6 +107,15 @@ class RunOptions:
             help="Of a run to continue with: where its algorithm of a file is, ./line.py:line.",
         ),
     ] = ""
+    env: Annotated[
+        list[str] | None,
+        Option(
+            "--env",
+            metavar="NAME=V1,V2",
+            help="Of a run to continue with: a variable that a file alone must not set, such as"
+            " LD_PRELOAD. May be repeated.",
+        ),
+    ] = None
     inject: Inject = ""
     output_format: Annotated[
         str, make_option("output_format", "auto, table, nccl, json, csv or md.")
@@ -176,7 +185,7 @@ def run(options: RunOptions) -> None:
         for suite, axes in zip(suites, named_axes, strict=True)
     ]
     if options.resume:
-        resumable = resumption.find_resumable(options.resume)
+        resumable = resumption.find_resumable(options.resume, options.env or [])
         resumption.load_algorithms(resumable.run, options.file)
         resumption.load_backends(resumable.run, grammar.split_words(options.backends))
         orders = [add_budget(order(suite=resumable.run.suite, resumed=resumable), budget)]
@@ -239,4 +248,9 @@ def _refuse_conflicts(options: RunOptions) -> None:
         raise UsageError(
             "--algo is given without --resume",
             "measure an algorithm's file with collbench all_reduce --algo ./line.py:line",
+        )
+    if options.env and not options.resume:
+        raise UsageError(
+            "--env is given without --resume",
+            f"write it into the suite's file, under [axes]: env = {options.env}",
         )

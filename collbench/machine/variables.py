@@ -62,6 +62,20 @@ def list_foreign_variables(names: Iterable[str]) -> list[str]:
     )
 
 
+# by the dynamic loader, the C library and Python: what is set later has no effect
+READ_AT_START = re.compile(r"(LD|MALLOC)_\w+|GLIBC_TUNABLES|PYTHON\w+")
+
+
+def list_read_at_start(env: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> list[str]:
+    """The settings that a process does not take, as NAME=VALUE, where it runs already and was
+    started in ``environ``."""
+    return [
+        f"{name}={value}"
+        for name, value in env
+        if READ_AT_START.fullmatch(name) and environ.get(name, "") != value
+    ]
+
+
 # options that sound like secrets, and have none
 HARMLESS = re.compile(r"--?(?:no-)?pin(?:[-_]\w+)?|--?[\w-]*tokens", re.I)
 WORDS_BEFORE = 3  # a secret, that may say that it is one: sshpass -p X

@@ -323,7 +323,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         is_always,
         "the run, or this case's ranks, ended while it was measured: what was finished is shown,"
         " and no verdict rests on it",
-        "collbench run --resume RUN measures it again",
+        "{again}",
         effect="ungates",
         letter="C",
     ),

@@ -85,7 +85,7 @@ def list_saved() -> list[Path]:
 
 def name_run(path: Path) -> str:
     """The word by which a command finds a saved run: its id, or the path of a file elsewhere."""
-    return path.stem if path.parent == files.home_folder() / "runs" else shlex.quote(str(path))
+    return shlex.quote(name_file(path))
 
 
 def find_run(name: str, running: bool = False) -> Path:
@@ -119,6 +119,14 @@ def find_run(name: str, running: bool = False) -> Path:
         f"no run called '{name}'",
         "give a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",
     )
+
+
+def name_file(path: Path) -> str:
+    """The name that finds a run's file: its id where runs are kept, else its path; empty for
+    ``Path()``, of a run that is not saved."""
+    if not path.name:
+        return ""
+    return path.stem if path.parent == files.home_folder() / "runs" else str(path)
 
 
 def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:

@@ -17,6 +17,7 @@ from collbench.core import algorithm_files, algorithms
 from collbench.core.backend_info import backend_info, backend_names, find_file
 from collbench.core.backend_sources import list_imports, names_file
 from collbench.core.errors import UsageError
+from collbench.core.feature import Command, find_entries
 from collbench.core.text import format_count, plain_line
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
@@ -25,6 +26,7 @@ from collbench.records.types import SCHEMA, Record, Run, RunFile, World
 from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
 from collbench.run.refusal import refuse_unknown_backends
+from collbench.suite import grammar
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -34,37 +36,97 @@ KEPT_OPTIONS = ("--launcher", "--hosts", "--ssh", "--address", "--placement", "-
 HOSTS_SHOWN = 4  # that a refusal names
 
 
-def find_resumable(name: str) -> RunFile:
-    """The run called ``name``. Raises UsageError where what would be measured now cannot belong to
-    it."""
+def find_resumable(name: str, settings: Sequence[str] = ()) -> RunFile:
+    """The run called ``name``, with the ``settings`` (NAME=V1,V2) that its file alone must not set.
+    Raises UsageError where what would be measured now cannot belong to it."""
     path = store.find_run(name, running=True)
     run = run_file.read_run(path)
+    if reason := _explain_refusal(run):
+        raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
+    _refuse_other_settings(run, name, settings)
+    return run_file.read_file(path)
+
+
+def _explain_refusal(run: Run) -> str:
+    """Why nothing continues with a run; empty where a command does."""
     reasons = {
         f"it has schema {run.schema}, and this version writes {SCHEMA}": run.schema != SCHEMA,
         f"it was read from the output of {run.imported}": bool(run.imported),
         "it is one side of an interleaved comparison": run.pairing is not None,
     }
-    foreign = variables.list_foreign_variables(
-        name for env in run.suite.values("envs") for name, _ in env
-    )
-    reasons[f"it would set {', '.join(foreign)}, which a file must not"] = bool(foreign)
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
-    return run_file.read_file(path)
+    if command := _find_feature_command(run):
+        chooses = f"collbench {command.key} chose what to measure as it went on, and no file has it"
+        reasons[chooses] = not command.resumed_by
+        for option in command.judged_by:
+            judges = f"collbench {command.key} {option} judges it, which no file keeps"
+            reasons[judges] = bool(_find_values(run, option))
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _find_feature_command(run: Run) -> Command | None:
+    """The command of a feature that began a run; None where a collective's, `run` or one that is
+    not installed did."""
+    entries = find_entries("commands")
+    names = (word.replace("-", "_") for word in run.command[1:2])
+    return next((entries[name][1] for name in names if name in entries), None)
+
+
+def _list_foreign_settings(run: Run) -> dict[str, str]:
+    """The values, with commas between them, of variables that a run's file alone must not set."""
+    values: dict[str, dict[str, None]] = {}
+    for name, value in itertools.chain.from_iterable(run.suite.values("envs")):
+        values.setdefault(name, {})[value] = None
+    foreign = variables.list_foreign_variables(values)
+    return {name: ",".join(values[name]) for name in foreign}
+
+
+def _refuse_other_settings(run: Run, name: str, settings: Sequence[str]) -> None:
+    """Raises UsageError where ``settings`` are not those that the file of the run called ``name``
+    alone must not set."""
+    foreign = _list_foreign_settings(run)
+    grammar.expand_envs(settings)  # which refuses what is no setting
+    given = {setting.partition("=")[0]: setting.partition("=")[2] for setting in settings}
+    command = format_command(run, name)
+    for variable in sorted(given.keys() - foreign.keys()):
+        raise UsageError(f"--env {variable} has no effect on this run", command)
+    if missing := [variable for variable in foreign if variable not in given]:
+        them = "it" if len(missing) == 1 else "them"
+        raise UsageError(
+            f"the run sets {', '.join(missing)}, and a file alone must not: --env must name {them}",
+            command,
+        )
+    for variable, value in given.items():
+        if value != foreign[variable]:
+            raise UsageError(f"--env {variable}={value}: the run has another value", command)
 
 
 def format_command(run: Run, name: str) -> str:
-    """The command that goes on with the run called ``name``: with the files, the hosts and the
-    modules that its own command named. Where a launcher started that, it has to start this, too."""
-    words = ["collbench", "run", "--resume", name]
-    if files := ",".join(algorithm_files.list_words(run.command)):
-        words += ["--algo", files]
+    """The command that continues with the run called ``name``: with the files, variables, hosts and
+    modules that its own command named; empty where none does. Where a launcher started that, it has
+    to start this, too."""
+    if _explain_refusal(run):
+        return ""
+    files = ",".join(algorithm_files.list_words(run.command))
     backends = [word for text in _find_values(run, "--backend") for word in text.split(",")]
-    if files := ",".join(word for word in backends if names_file(word)):
-        words += ["--backend", files]
+    backend_files = ",".join(word for word in backends if names_file(word))
+    command = _find_feature_command(run)
+    # a command of its own takes no files
+    resumed_by = command.resumed_by if command and not backend_files else "run"
+    words = ["collbench", resumed_by, "--resume", name]
+    words += ["--algo", files] if files else []
+    words += ["--backend", backend_files] if backend_files else []
+    for variable, value in _list_foreign_settings(run).items():
+        words += ["--env", f"{variable}={value}"]
     for option in KEPT_OPTIONS:
         words += [word for value in _find_values(run, option)[-1:] for word in (option, value)]
     return shlex.join(words)
+
+
+def describe_remedy(run: Run, name: str) -> str:
+    """A clause on how cases of a run that were cut short are measured again; ``name`` finds the
+    run, and is empty where no file keeps it."""
+    command = format_command(run, name) if name else ""
+    return f"{command} measures it again" if command else "measure anew"
 
 
 def _find_values(run: Run, option: str) -> list[str]:

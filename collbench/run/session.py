@@ -159,6 +159,13 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
             f"--env sweeps need fresh ranks, which {member.launcher} does not give",
             "start one command per value, or without the launcher",
         )
+    if late := variables.list_read_at_start(suite.axes.envs[0], os.environ):
+        fixed = ", ".join(setting.partition("=")[0] for setting in late)
+        raise UsageError(
+            f"--env {late[0]}: a process reads {fixed} when it starts, and {member.launcher} has"
+            " started these ranks",
+            f"export {fixed} with that value before {member.launcher} starts them (mpirun: -x)",
+        )
 
 
 def _refuse_hosts(order: Order, hosts: list[str]) -> None:
@@ -467,11 +474,11 @@ class _Session:
             self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
             command = resumption.format_command(self._run, str(path))
-            again = f"{command} measures what the file lacks"
+            again = f": {command} measures what the file lacks" if command else ""
             what = (
                 "free some space" if self._writer.trouble else "have no other process write there"
             )
-            raise CannotRun(trouble, f"{what}; not all that is shown above is saved: {again}")
+            raise CannotRun(trouble, f"{what}; not all that is shown above is saved{again}")
 
 
 def write_line(writer: run_file.Writer, line: World | Record | End) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from collbench.core.text import format_count, format_duration, plain_line
+from collbench.records import store
 from collbench.records.derive import Derived
 from collbench.records.flags import (
     BIMODAL,
@@ -27,6 +28,7 @@ from collbench.records.flags import (
 from collbench.records.rows import Row
 from collbench.records.types import RunFile, is_budgeted
 from collbench.run.reporter import Outcome
+from collbench.run.resumption import describe_remedy
 from collbench.suite.policy import Policy
 from collbench.suite.suite_keys import name_keys
 
@@ -38,6 +40,7 @@ GENERAL = {  # where the run's own figures are not known, or differ between runs
     "less": "--precision",
     "why": "",
     "call_path": "its dispatch of a call",
+    "again": "collbench run --resume RUN measures it again",
 }
 BUDGET = {
     "ran_out": "ran out of --budget",
@@ -62,6 +65,7 @@ def fill_limits(
     ways = [f"allow more time ({more_time})"] * (not policy.iters or bool(stops))
     ways += ["ask for more samples (-n 20)"] * (not policy.iters or not stops)
     return {
+        **GENERAL,
         "ran_out": f"reached the limit of {limits.max_iters:,} samples"
         if samples
         else f"ran out of --max-time {_format_seconds(seconds)}",
@@ -111,15 +115,18 @@ def explain_doubts(
     crowded: Collection[bool],
     command: Sequence[str] = (),
     besides: Collection[str] = (),
+    again: str = GENERAL["again"],
 ) -> list[str]:
     """A line for each doubt that occurred, most frequent first: how often, its meaning, and what to
-    do; one for all remarks together. Flags ``besides`` these are said elsewhere."""
+    do; one for all remarks together. Flags ``besides`` these are said elsewhere. ``again`` says how
+    the run is continued with (resumption.describe_remedy)."""
     rows = [row for _, row in outcomes if row]
     doubted = Counter(flag_kind(flag) for row in rows for flag in list_doubts(row))
     for flag in besides:
         del doubted[flag]
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
     limits = fill_limits(policy, crowded, stops, command) | _name_call_paths(outcomes)
+    limits["again"] = again
     explained = {flag: explain_flag(flag, limits, command) for flag in doubted}
     sentences = [
         f"{flag} ({times}): {explained[flag].meaning}; {explained[flag].remedy}"
@@ -132,7 +139,8 @@ def explain_row_flags(rows: Iterable[Row], file: RunFile) -> list[str]:
     """A line for each doubt of these rows of a run, as ``explain_doubts`` has them."""
     outcomes = [(cycle.record, cycle.derived) for row in rows for cycle in row.cycles]
     crowded = {world.cramped for world in file.worlds}
-    doubts = explain_doubts(outcomes, file.run.policy, crowded, file.run.command)
+    again = describe_remedy(file.run, store.name_file(file.path))
+    doubts = explain_doubts(outcomes, file.run.policy, crowded, file.run.command, again=again)
     return [f"flagged: {plain_line(line)}" for line in doubts]
 
 

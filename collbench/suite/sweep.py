@@ -111,7 +111,8 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among
     roots every root; empty ``backends`` and ``ranks`` are what the machine has. ``groups`` divides
     the ranks, if it is not empty. ``arrivals`` stand for modes (arrivals.py). ``per_host`` are the
-    ranks that a launcher has put on a host, 0 where all are on one.
+    ranks that a launcher has put on a host, 0 where all are on one; ``cores`` are that host's, 0
+    where it is this one.
     """
 
     collectives: tuple[str, ...]
@@ -132,6 +133,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     groups: str = ""
     arrivals: tuple[str, ...] = ()
     per_host: int = 0
+    cores: int = 0
 
     def resolve(self, launched: int = 0, per_host: int = 0) -> Axes:
         """The axes with ``backends`` and ``ranks`` filled in, these by the number that a launcher
@@ -147,8 +149,14 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Modes, each with the pattern of arrival, of cases among n ranks."""
         if self.arrivals:
             return [arrivals.parse_cadence(name) for name in self.arrivals]
-        modes = self.modes or (default_mode(backend, n, self.per_host),)
+        modes = self.modes or (default_mode(backend, n, self.per_host, self.cores),)
         return [(mode, "") for mode in modes]
+
+    @property
+    def depends_on_cores(self) -> bool:
+        """Whether the cores of hosts decide the mode of some cases."""
+        is_open = self.collectives and not (self.modes or self.arrivals)
+        return bool(is_open) and any(backend_info(name).threads for name in self.backends)
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -286,13 +294,14 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return cases, skips
 
 
-def default_mode(backend: str, n: int, per_host: int = 0) -> Mode:
+def default_mode(backend: str, n: int, per_host: int = 0, cores: int = 0) -> Mode:
     """nccl is measured in nccl-tests' cadence, everything else one aligned call at a time; but as a
-    program calls it where the ranks of a host (``per_host`` of the n, if a launcher said so) have
-    fewer cores than threads that must run, as ranks that start all at once then wait for cores in a
-    way that no program's do."""
-    info, sharing = backend_info(backend), per_host or n
-    cores = cpus.launched_core_count(per_host) if per_host else cpus.core_count()
+    program calls it where the ranks of a host (at most ``per_host`` of the n, if a launcher said
+    so) have fewer ``cores`` (0: this host's) than threads that must run, as ranks that start all at
+    once then wait for cores in a way that no program's do."""
+    info, sharing = backend_info(backend), min(per_host or n, n)
+    if not cores:
+        cores = cpus.launched_core_count(per_host) if per_host else cpus.core_count()
     return "host" if sharing > 1 and sharing * info.threads > cores else info.mode
 
 

@@ -249,7 +249,8 @@ def test_every_key_of_a_suite_is_explained() -> None:
     assert [key for key in keys if not re.search(rf"`{key}[`, ]", PAGES["suites"])] == []
 
 
-KEPT = ("envs", "per_host", "inject")  # in files `env`, or for the command line alone
+# in files `env`, or for the command line alone
+KEPT = ("envs", "per_host", "cores", "inject")
 
 
 def test_every_built_in_suite_is_named() -> None:

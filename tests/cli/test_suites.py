@@ -134,6 +134,7 @@ def test_a_run_tells_which_axes_its_suite_or_command_named(
         (("--resume", "@last", "--no-save"), "as it was begun"),
         (("--resume", "@last"), "no run is saved yet"),
         (("--resume", "nowhere"), "no run called 'nowhere'"),
+        (("smoke", "--env", "LD_PRELOAD=x"), "--env is given without --resume"),
     ],
 )
 def test_bad_input_is_one_line_a_hint_and_exit_code_2(

@@ -202,7 +202,7 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     defaults = {
         name: argument.default
         for name, argument in inspect.signature(loaded).parameters.items()
-        if isinstance(argument.default, int)
+        if isinstance(argument.default, int) and not isinstance(argument.default, bool)
     }
     cells = defaults.pop("cells", 1)
     return Algorithm(

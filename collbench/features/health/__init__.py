@@ -10,6 +10,7 @@ FEATURE = Feature(
             "command:health",
             "Say if a cluster is healthy; if not: who, since when, what to do.",
             starts_ranks=True,
+            resumed_by="",
         ),
         Command(
             "accept",
@@ -34,12 +35,14 @@ FEATURE = Feature(
             "locate.command:locate",
             "Find who makes a group slow, by halving slow groups.",
             starts_ranks=True,
+            resumed_by="",
         ),
         Command(
             "pairs",
             "pairs.command:pairs",
             "Measure every pair of ranks: which ranks, hosts, links are slow.",
             starts_ranks=True,
+            resumed_by="pairs",
         ),
     ),
 )

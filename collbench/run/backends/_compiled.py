@@ -35,10 +35,17 @@ class Compiled:
 
     def __init__(self, case: Case, halfway: float, waits: bool) -> None:
         variant = algorithms.find_variant(case.collective, case.algorithm)
-        self.name = variant.schedule(case.n, case.root, case.size / halfway).name
+        parameters = tuple(variant.resolved(case.n, case.size / halfway).items())
         self.schedule, self.program = _compile_schedule(
-            case.collective, self.name, case.n, case.root, case.in_place, waits
+            case.collective,
+            variant.algorithm.name,
+            parameters,
+            case.n,
+            case.root,
+            case.in_place,
+            waits,
         )
+        self.name = self.schedule.name
         self._size, self._count, self._cells = case.type.size, case.count, self.schedule.cells
         fine = self._count // self._cells * self._size < 1024
         self._grain = 1 if fine else VECTOR // self._size
@@ -106,7 +113,14 @@ class Compiled:
 
 @functools.lru_cache(maxsize=64)
 def _compile_schedule(
-    collective: str, name: str, n: int, root: int, in_place: bool, waits: bool
+    collective: str,
+    algorithm: str,
+    parameters: tuple[tuple[str, int], ...],
+    n: int,
+    root: int,
+    in_place: bool,
+    waits: bool,
 ) -> tuple[Schedule, Program]:
-    schedule = algorithms.find_variant(collective, name).schedule(n, root)
+    row = algorithms.list_catalogue()[collective, algorithm]
+    schedule = algorithms.Variant(row, parameters).schedule(n, root)
     return schedule, compile_program(schedule, in_place, waits)

@@ -275,6 +275,13 @@ def describe_member(member: Membership) -> str:
     return f"{member.launcher} started {format_count(member.n, 'rank')}{by}"
 
 
+def describe_start(launcher: str) -> str:
+    """A clause behind a command that needs the ranks of a launcher, by its title: how to start it;
+    empty where the command starts ranks itself."""
+    titles = {row.title for row in LAUNCHERS} - {*STARTING}
+    return f" (start it by {launcher}, as this run was)" if launcher in titles else ""
+
+
 def refuse_other_ranks(member: Membership, name: str, n: int) -> None:
     """Raises UsageError for what runs on another number of ranks than a launcher started."""
     if n != member.n:

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -98,12 +98,29 @@ class Where(msgspec.Struct, frozen=True):
         return ray
 
     def resolve(self, axes: Axes) -> Axes:
-        """The axes as ``Axes.resolve`` gives them, by what all nodes have together."""
-        offered = self.connect().cluster_resources()
+        """The axes as ``Axes.resolve`` gives them, by what all nodes have together. For the mode, a
+        node has as many cores as Ray has CPUs of it."""
+        ray = self.connect()
+        offered = ray.cluster_resources()
         gpus, cpus = (int(offered.get(name, 0)) for name in ("GPU", "CPU"))
         backends = axes.backends or (("nccl",) if gpus else ("gloo",))
         ranks = axes.ranks or (gpus if gpus and "nccl" in backends else max(1, cpus),)
-        return msgspec.structs.replace(axes, backends=backends, ranks=ranks)
+        axes = msgspec.structs.replace(axes, backends=backends, ranks=ranks)
+        resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        per_host, cores = self._share_nodes(
+            max(ranks), [int(of_node.get("CPU", 0)) for of_node in resources]
+        )
+        return msgspec.structs.replace(axes, per_host=axes.per_host or per_host, cores=cores)
+
+    def _share_nodes(self, n: int, cpus: Sequence[int]) -> tuple[int, int]:
+        """The ranks that a node may get of n, and the CPUs of that node: the largest, where ranks
+        are packed, else one of the smallest; a rank takes a CPU."""
+        sizes = [number for number in cpus if number]
+        if not sizes:
+            return 0, 0
+        if self.placement == "spread":
+            return min(-(-n // len(sizes)), *sizes), min(sizes)
+        return min(n, max(sizes)), max(sizes)
 
 
 class RankActor(Keeper):

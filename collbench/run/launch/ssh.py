@@ -380,17 +380,30 @@ class SshHosts(msgspec.Struct, frozen=True):
 
     def resolve(self, axes: Axes) -> Axes:
         """The axes as ``Axes.resolve`` gives them: a rank for each slot, and NCCL where the first
-        host has GPUs, which is asked only where no backend is named. Raises UsageError for more
-        ranks than slots."""
+        host has GPUs, which is asked only where no backend is named. Hosts are asked for their
+        cores where these decide the mode. Raises UsageError for more ranks than slots."""
         ranks = axes.ranks or (self.slots,)
         self._refuse_more(max(ranks))
-        per_host = axes.per_host or max(host.slots for host in self.hosts)
         backends = axes.backends
         if not backends:
             links = self.connect(self.hosts[:1], join.SECONDS, PRESENT_SECONDS)
             close_links(links)
             backends = ("nccl",) if links[0].facts.gpus else ("gloo",)
-        return msgspec.structs.replace(axes, backends=backends, ranks=ranks, per_host=per_host)
+        axes = msgspec.structs.replace(axes, backends=backends, ranks=ranks)
+        slots, cores = max(host.slots for host in self.hosts), 0
+        if axes.depends_on_cores:
+            slots, cores = self._find_fullest_host(max(ranks)) or (slots, cores)
+        return msgspec.structs.replace(axes, per_host=axes.per_host or slots, cores=cores)
+
+    def _find_fullest_host(self, n: int) -> tuple[int, int] | None:
+        """The ranks and the cores of the host that has the fewest cores for each rank, of those
+        that n ranks are on; None where one of these does not answer."""
+        hosts = self.hosts[: self.count_hosts(n)]
+        cores = gather_cores(self, hosts)
+        if not all(cores):
+            return None
+        slots = [host.slots for host in hosts]
+        return max(zip(slots, cores, strict=True), key=lambda pair: pair[0] / pair[1])
 
     def _refuse_more(self, n: int) -> None:
         if n > self.slots:
@@ -443,6 +456,18 @@ class SshHosts(msgspec.Struct, frozen=True):
             close_links(links)
             raise
         return links
+
+
+@functools.cache
+def gather_cores(source: SshHosts, hosts: tuple[ListedHost, ...]) -> tuple[int, ...]:
+    """The physical cores of each of these hosts, 0 for one that does not answer: what holds places
+    says why. They are asked once a process."""
+    try:
+        links = source.try_connect(hosts, join.SECONDS, PRESENT_SECONDS)
+    except CannotRun:
+        return (0,) * len(hosts)
+    close_links(links)
+    return tuple(0 if find_trouble(link)[0] else link.facts.cores for link in links)
 
 
 def _await_links(links: Sequence[HostLink], seconds: float) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from collbench.core.files import home_folder
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.core.version import __version__
+from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.flags import (
     PREEMPTED,
@@ -25,8 +26,9 @@ from collbench.records.flags import (
 from collbench.records.origins import FAKE
 from collbench.records.run_file import is_unfinished
 from collbench.records.types import Run, World
+from collbench.run.launch.environments import describe_start
 from collbench.run.reporter import Gathered, Outcome
-from collbench.run.resumption import format_command
+from collbench.run.resumption import describe_remedy, format_command
 from collbench.show.busy import describe_run_load
 from collbench.show.document import (
     Cell,
@@ -287,14 +289,16 @@ def describe_saved(run: Gathered) -> list[Words]:
     on."""
     if run.path is None:
         return [tone_text("not saved")]
-    ours = run.path.parent == home_folder() / "runs"
-    lines = ["saved: " + code_text(plain_line(run.path.stem if ours else str(run.path)))]
+    name = store.name_file(run.path)
+    lines = ["saved: " + code_text(plain_line(name))]
     is_partial = len(run.arrived) < len(run.cases) or any(
         is_unfinished(record) for record, _ in run.outcomes
     )
-    if run.ended and run.ended.exit and is_partial:
-        command = format_command(run.run, "@last" if ours else str(run.path))
-        lines.append("continue with: " + code_text(plain_line(command)))
+    command = format_command(run.run, name)
+    if run.ended and run.ended.exit and is_partial and command:
+        launchers = {world.launcher for world in run.worlds.values()}
+        by = "".join(map(describe_start, sorted(launchers)))
+        lines.append(f"continue with{by}: " + code_text(plain_line(command)))
     return lines
 
 
@@ -321,7 +325,8 @@ def explain_flags(run: Gathered) -> list[str]:
     crowded = {world.cramped for world in run.worlds.values()}
     above = [common_flags(outcomes) for _, outcomes in by_mode(run.outcomes)]
     everywhere = set.intersection(*map(set, above)) - {UNCONVERGED} if above else set()
-    return explain_doubts(run.outcomes, run.run.policy, crowded, run.run.command, everywhere)
+    again = describe_remedy(run.run, store.name_file(run.path or Path()))
+    return explain_doubts(run.outcomes, run.run.policy, crowded, run.run.command, everywhere, again)
 
 
 def _describe_modes(outcomes: Sequence[Outcome]) -> list[str]:

@@ -26,6 +26,7 @@ from collbench.records.flags import (
 from collbench.records.points import Point, is_known
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.records.types import RELATIVE, VALIDATED
+from collbench.run.resumption import describe_remedy
 from collbench.show import busy
 from collbench.show.document import Line, Table, Weight, make_columns
 from collbench.show.flags import GENERAL, explain_flag, fill_limits, why_unknown
@@ -178,12 +179,14 @@ def _fill_limits(view: View) -> dict[str, str]:
     """The limits that stand in flags' texts, where all runs have the same policy; else general
     words."""
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
+    ways = {describe_remedy(file.run, file.run.id) for file in view.files}
+    again = {"again": ways.pop()} if len(ways) == 1 else {}
     if len(policies) != 1:
-        return GENERAL
+        return GENERAL | again
     crowded = {world.cramped for file in view.files for world in file.worlds}
     stops = {view.record(p).stop for p in view.points if UNCONVERGED in p.flags}
     commands = [word for file in view.files for word in file.run.command]
-    return fill_limits(policies[0], crowded, stops, commands)
+    return fill_limits(policies[0], crowded, stops, commands) | again
 
 
 def busy_runs(view: View) -> list[str]:

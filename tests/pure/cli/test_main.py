@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 from command_lines import every_command
 
 from collbench.cli import main
 from collbench.cli.sections import SECTIONS
+from collbench.core.errors import CannotRun, NoVerdict, RunBroken, UsageError
 
 LISTED = main.list_commands()
 
@@ -35,3 +37,34 @@ def test_every_option_of_a_collective_is_in_one_section_of_its_help() -> None:
     shown = {one.name for one in params if not getattr(one, "hidden", False)}
     assert len(named) == len({*named})
     assert shown <= {*named} and {*named} - shown <= {"help"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("m", "h"), 2),
+        (NoVerdict("m", "h"), 3),
+        (RunBroken("m", "h"), 4),
+        (CannotRun("m", "h"), 5),
+        (MemoryError(), 5),
+        (KeyError("m"), 70),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--debug",)])
+def test_debug_adds_a_traceback_and_changes_no_exit_code(
+    error: Exception,
+    code: int,
+    more: tuple[str, ...],
+    inside: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    done = inside("ab", *more)
+    assert done.returncode == code
+    assert ("Traceback" in done.stderr) == bool(more)
+    assert "collbench: " in done.stderr and "  hint: " in done.stderr
+    nagios = inside("health", "--nagios", *more)
+    assert nagios.returncode == (70 if code == 70 else 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import factories
@@ -39,8 +40,86 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
 def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: str) -> None:
     suite = factories.suite(envs=((("NCCL_ALGO", "Ring"),), ((name, "evil"),)))
     path = factories.saved(factories.make_file([], suite=suite), tmp_path)
-    with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
+    with pytest.raises(UsageError, match=f"the run sets {name}, and a file alone must not"):
         resumption.find_resumable(str(path))
+
+
+FOREIGN = factories.suite(
+    envs=(
+        (("LD_PRELOAD", "./x y.so"), ("NCCL_ALGO", "Ring"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")),
+        (("LD_PRELOAD", "./x y.so"), ("NCCL_ALGO", "Ring"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")),
+    )
+)
+NAMED = ["LD_PRELOAD=./x y.so", "CUDA_DEVICE_MAX_CONNECTIONS=1,8"]
+
+
+def test_a_run_goes_on_once_its_variables_are_named(tmp_path: Path) -> None:
+    file = factories.make_file([], suite=FOREIGN)
+    path = factories.saved(file, tmp_path)
+    command = shlex.split(resumption.format_command(file.run, str(path)))
+    assert command[:4] == ["collbench", "run", "--resume", str(path)]
+    assert sorted(command[5::2]) == sorted(NAMED) and {*command[4::2]} == {"--env"}
+    assert resumption.find_resumable(str(path), command[5::2]).run.id == file.run.id
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "sets CUDA_DEVICE_MAX_CONNECTIONS, LD_PRELOAD, and a file alone must not"),
+        (NAMED[:1], "sets CUDA_DEVICE_MAX_CONNECTIONS, and a file alone must not"),
+        ([NAMED[0], "CUDA_DEVICE_MAX_CONNECTIONS=1"], "the run has another value"),
+        (["LD_PRELOAD=./other.so", NAMED[1]], "--env LD_PRELOAD=./other.so: the run has another"),
+        ([*NAMED, "NCCL_ALGO=Ring"], "--env NCCL_ALGO has no effect on this run"),
+        (["LD_PRELOAD"], "is not NAME=VALUE"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_variables_than_its_own(
+    settings: list[str], message: str, tmp_path: Path
+) -> None:
+    file = factories.make_file([], suite=FOREIGN)
+    path = factories.saved(file, tmp_path)
+    with pytest.raises(UsageError, match=message) as raised:
+        resumption.find_resumable(str(path), settings)
+    if settings != ["LD_PRELOAD"]:
+        assert raised.value.hint == resumption.format_command(file.run, str(path))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("locate -g 4", "collbench locate chose what to measure as it went on"),
+        ("health @last --locate", "collbench health chose what to measure as it went on"),
+        ("tune all_reduce", "collbench tune chose what to measure as it went on"),
+        ("order all_reduce --require proved", "collbench order --require judges it"),
+        ("order all_reduce --like=@last", "collbench order --like judges it"),
+    ],
+)
+def test_what_a_command_holds_in_no_file_does_not_go_on_without_it(
+    command: str, reason: str, tmp_path: Path
+) -> None:
+    file = factories.make_file([], command=["collbench", *command.split()])
+    path = factories.saved(file, tmp_path)
+    with pytest.raises(UsageError, match=reason):
+        resumption.find_resumable(str(path))
+    assert resumption.format_command(file.run, str(path)) == ""
+    assert resumption.describe_remedy(file.run, str(path)) == "measure anew"
+
+
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        ("run locate.toml", "run --resume r"),
+        ("all_reduce --require", "run --resume r"),
+        ("order all_reduce", "run --resume r"),
+        ("pairs --launcher ssh --hosts a,b", "pairs --resume r --launcher ssh --hosts a,b"),
+        ("pairs --backend ./my.py", "run --resume r --backend ./my.py"),
+    ],
+)
+def test_a_run_goes_on_by_the_command_that_judges_it(command: str, way: str) -> None:
+    run = factories.run(command=["collbench", *command.split()])
+    assert resumption.format_command(run, "r") == f"collbench {way}"
+    assert resumption.describe_remedy(run, "r") == f"collbench {way} measures it again"
+    assert resumption.describe_remedy(run, "") == "measure anew"
 
 
 @pytest.mark.parametrize("undone", [{"status": "failed"}, {"stop": "cut"}])

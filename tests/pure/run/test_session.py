@@ -43,6 +43,27 @@ from collbench.survive.signals import interrupts
 GATHERED = functools.cache(environment.gather_facts)
 
 
+AS_RANK_0 = environments.Membership("srun", 0, 2, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "MALLOC_ARENA_MAX"]
+)
+def test_a_launchers_ranks_take_no_variable_that_they_read_when_they_started(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = (("NCCL_ALGO", "Ring"), (name, "./new"))
+    axes = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,), envs=(env,))
+    order = Order(suite=Suite(name="x", axes=axes), command=[])
+    for earlier in ("", "./old"):
+        monkeypatch.setenv(name, earlier)
+        with pytest.raises(UsageError, match=rf"--env {name}=\./new: a process reads") as raised:
+            session._refuse_what_fresh_ranks_need(AS_RANK_0, order)
+        assert f"export {name}" in raised.value.hint
+    monkeypatch.setenv(name, "./new")
+    session._refuse_what_fresh_ranks_need(AS_RANK_0, order)
+
+
 @pytest.fixture(autouse=True)
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is looked over once for all runs."""

@@ -26,7 +26,7 @@ from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.records.run_file import Outline
-from collbench.records.types import End, FirstWrong, Record, World
+from collbench.records.types import End, FirstWrong, Pairing, Record, World
 from collbench.run import reporter as reporter_
 from collbench.run.reporter import PlanRow, Several
 from collbench.show import flags, live
@@ -735,6 +735,23 @@ def test_a_bimodal_or_invalid_row_always_says_so(flag: str) -> None:
     assert all(cell[0] in "BI" for cell in last_cells(rows, 30))
 
 
+@pytest.mark.parametrize(
+    ("path", "pairing", "remedy"),
+    [
+        (Path("r1.jsonl"), None, "collbench run --resume r1.jsonl measures it again"),
+        (None, None, "measure anew"),
+        (Path("r1.jsonl"), Pairing(experiment="e", side="base", variant="v"), "measure anew"),
+    ],
+)
+def test_what_was_cut_short_names_the_run_that_goes_on(
+    path: Path | None, pairing: Pairing | None, remedy: str
+) -> None:
+    run = msgspec.structs.replace(a_run(), pairing=pairing)
+    outcomes = [measured(a_case(), row={"flags": ("cut-short",)}, stop="cut")]
+    (line,) = cases_.explain_flags(gathered(outcomes, run=run, path=path))
+    assert line.startswith("cut-short (1): ") and line.endswith(f"; {remedy}")
+
+
 def test_what_most_rows_have_is_said_once_above_them() -> None:
     text = shown(FLAGGED, width=120)
     assert text.count("preempted") == 1
@@ -793,6 +810,7 @@ def test_the_header_says_why_a_mode_was_chosen(mode: Mode, cramped: bool, words:
 
 def test_a_run_of_cramped_and_other_ranks_has_both_precisions() -> None:
     told = flags.fill_limits(Policy(), {True, False})
+    assert told.keys() == flags.GENERAL.keys()
     assert (told["precision"], told["why"]) == ("±2 % or ±5 %", "")
     cramped = flags.fill_limits(Policy(), {True})
     assert cramped["precision"] == "±5 %" and "more busy threads" in cramped["why"]
@@ -952,6 +970,24 @@ def test_how_to_go_on_names_the_hosts_the_modules_and_the_backend_of_a_file() ->
     found = lines_of([measured(cases[0])], run=asked, cases=cases, end=end, path=path)
     more = "--backend ./my.py --launcher ssh --hosts a:2,b:2 --import mine"
     assert f"continue with: collbench run --resume /runs/r1.jsonl {more}" in found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "by"),
+    [("local", ""), ("ssh", ""), ("srun", " (start it by srun, as this run was)")],
+)
+def test_how_to_go_on_names_the_launcher_that_has_to_start_it(launcher: str, by: str) -> None:
+    end = End(exit=4, ended="", note="rank 1 died")
+    cases, world = [a_case(), a_case(nbytes=16)], a_world(launcher=launcher)
+    found = lines_of([measured(cases[0])], cases=cases, world=world, end=end, path=Path("r.jsonl"))
+    assert f"continue with{by}: collbench run --resume r.jsonl" in found
+
+
+def test_a_search_that_was_cut_short_is_not_gone_on_with() -> None:
+    searched = msgspec.structs.replace(a_run(), command=["collbench", "locate"])
+    end = End(exit=130, ended="", note="interrupted")
+    found = lines_of([], run=searched, cases=[a_case()], end=end, path=Path("r.jsonl"))
+    assert "saved: r.jsonl" in found and "resume" not in "".join(found)
 
 
 def test_summary_has_what_is_noted_of_good_cases_once() -> None:

@@ -74,3 +74,14 @@ def test_only_the_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatc
     axes = Axes(collectives=("barrier",), sizes=(0,), ranks=(8,))
     assert {case.mode for case in expand_axes(axes)[0]} == {"host"}
     assert {case.mode for case in expand_axes(axes.resolve(8, 2))[0]} == {"isolated"}
+
+
+@pytest.mark.parametrize("here", [1, 1000])
+def test_the_cores_of_hosts_that_are_known_count_and_not_this_ones(
+    here: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpus, "core_count", lambda: here)
+    monkeypatch.setattr(cpus, "launched_core_count", lambda _: here)
+    axes = Axes(collectives=("barrier",), sizes=(0,), ranks=(2, 16), per_host=8, cores=8)
+    modes = {case.n: case.mode for case in expand_axes(axes)[0]}
+    assert modes == {2: "isolated", 16: "host"}

@@ -28,6 +28,8 @@ from collbench.features.health.night import (
 )
 from collbench.records.choice import describe_heard
 from collbench.records.derive import is_broken, is_without_samples
+from collbench.records.types import Run
+from collbench.run.resumption import format_command
 from collbench.suite.case_words import describe_case
 
 
@@ -144,6 +146,13 @@ def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
     )
 
 
+def _advise_after_failure(run: Run) -> str:
+    """Advice on a host where cases of a run failed."""
+    command = format_command(run, run.id)
+    rest = f"; {command} measures what is missing" if command else ""
+    return f"see dmesg and the processes of that host{rest}"
+
+
 def check_completeness(night: Night) -> CheckResult:
     """Cases that hung, died or raised, and runs that did not come to their end."""
     failed = [entry for entry in night.records if is_broken(entry.record)]
@@ -158,10 +167,7 @@ def check_completeness(night: Night) -> CheckResult:
             severity="critical",
             subject=subject,
             what=f"is where {format_count(len(members), 'case')} failed: {_name_cases(members)}",
-            advice=(
-                "see dmesg and the processes of that host; collbench run --resume RUN measures what"
-                " is missing"
-            ),
+            advice=_advise_after_failure(members[0].file.run),
             evidence=[
                 make_evidence(entry, "failed", plain_line(entry.record.note))
                 for entry in members[:SHOWN]

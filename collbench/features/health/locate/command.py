@@ -107,24 +107,33 @@ def locate(options: LocateOptions) -> None:
     result = run_search(order, rules, seconds)
     if result is None:
         return
+    _show_found(result, options.output_format, _describe_next_step(options))
+    raise typer.Exit(result.exit)
+
+
+def _describe_next_step(options: LocateOptions) -> str:
+    """The command that tells in which direction it is slow, and what has to start it."""
+    from collbench.run.launch import environments, join
+
+    where = options.where
     given = {
-        "-g": ngpus,
-        "--backend": backend,
+        "-g": options.ngpus,
+        "--backend": options.backend,
         "--launcher": where.launcher.replace("auto", ""),
         "--hosts": where.hosts,
         "--ssh": where.ssh,
     }
     selections = [f" {flag} {shlex.quote(word)}" for flag, word in given.items() if word]
-    _show_found(
-        result,
-        options.output_format,
-        f"collbench pairs --one-way --large {size} --small 0{''.join(selections)}",
+    member = join.detect_launcher(where.launcher)
+    by = environments.describe_start(member.launcher) if member else ""
+    return (
+        f"which direction is slow{by}: collbench pairs --one-way --large {options.size} --small 0"
+        f"{''.join(selections)}"
     )
-    raise typer.Exit(result.exit)
 
 
-def _show_found(result: Found, output_format: str, one_way: str) -> None:
-    """Prints what was found, and last the command that tells in which direction it is slow."""
+def _show_found(result: Found, output_format: str, next_step: str) -> None:
+    """Prints what was found, and last the next step where something is slow."""
 
     from collbench.suite.faults import describe_planted
 
@@ -139,8 +148,8 @@ def _show_found(result: Found, output_format: str, one_way: str) -> None:
         typer.echo(encode_json(content).decode())
         return
     advice = [f"{finding.what}: {finding.advice}" for finding in result.findings]
-    next_step = f"which direction is slow: {one_way}" if advice else ""
-    for line in filter(None, (describe_planted(inject), *advice, result.outcome, next_step)):
+    last = next_step if advice else ""
+    for line in filter(None, (describe_planted(inject), *advice, result.outcome, last)):
         typer.echo(plain_line(line))
 
 

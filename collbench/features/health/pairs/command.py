@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -174,7 +173,7 @@ def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order
     if suite.name != "pairs":
         raise UsageError(
             f"{old.run.id} is a run of {suite.name}, not of pairs",
-            f"collbench run --resume {shlex.quote(name)} goes on with it",
+            resumption.format_command(old.run, name),
         )
     return Order(suite=suite, command=sys.argv, resumed=old, launcher=launcher, source=source)
 

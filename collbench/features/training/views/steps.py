@@ -30,6 +30,7 @@ from collbench.features.training.views.timeline import (
     draw_waterfall,
     format_signed_time,
 )
+from collbench.records import store
 from collbench.records.derive import derive_row
 from collbench.records.flags import EXCLUDED
 from collbench.records.origins import FAKE, is_fake, select_counting
@@ -37,6 +38,7 @@ from collbench.records.paired import Shift
 from collbench.records.stats import median
 from collbench.records.traffic import UNSEEN
 from collbench.records.types import Operation, RunFile
+from collbench.run.resumption import describe_remedy
 from collbench.show.document import (
     Block,
     Cell,
@@ -46,7 +48,6 @@ from collbench.show.document import (
     Line,
     Section,
     Table,
-    code_text,
     make_columns,
     tone_text,
 )
@@ -92,11 +93,8 @@ def make_document(file: RunFile) -> Document:
         if len(overlaps) > 1:
             brief.append(tone_text(f"{name_step(case)} on {case.label}", strong=True))
         if overlap.step_record.stop == "cut":
-            brief.append(
-                tone_text(f"{_describe_cut(overlap)}; ", "notice")
-                + code_text("collbench run --resume RUN", "notice")
-                + tone_text(" measures it again", "notice")
-            )
+            again = describe_remedy(file.run, store.name_file(file.path))
+            brief.append(tone_text(f"{_describe_cut(overlap)}; {again}", "notice"))
         brief += [tone_text(text, "bad") for text in _list_exclusions(overlap)]
         brief += describe_overlap(overlap) + _describe_expected(overlap, step)
         if step and step.recorded:

@@ -22,12 +22,15 @@ from collbench.core.version import __version__
 from collbench.run.launch import join, rendezvous, ssh, ssh_place
 from collbench.run.launch.host_list import ListedHost, parse_hosts
 from collbench.run.launch.places import select_settings
+from collbench.run.launch.ray import Where
 from collbench.run.launch.ssh import BOOT, MARK, HostFacts, SshHosts
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
 HERE = HostFacts(python="3.12.1", version=__version__, host="h1", boot="b1", address="10.0.0.1")
-AXES = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(), backends=("gloo",))
+AXES = Axes(
+    collectives=("all_reduce",), sizes=(8,), ranks=(), backends=("gloo",), modes=("isolated",)
+)
 
 NO_MODULE_LIBRARY = "libx.so.1: cannot open shared object file: No such file or directory"
 NO_PYTHON_LIBRARY = f"/opt/python: error while loading shared libraries: {NO_MODULE_LIBRARY}"
@@ -264,12 +267,81 @@ def test_ends_are_told_in_ssh_s_last_words() -> None:
 def test_ranks_are_all_slots_unless_fewer_are_asked_for() -> None:
     hosts = SshHosts(parse_hosts("a:2,b:4"))
     axes = hosts.resolve(AXES)
-    assert (axes.ranks, axes.per_host) == ((6,), 4)
+    assert (axes.ranks, axes.per_host, axes.cores) == ((6,), 4, 0)
     assert hosts.resolve(msgspec.structs.replace(AXES, ranks=(2, 4))).ranks == (2, 4)
     with pytest.raises(UsageError, match="-g 8: --hosts has places for 6 ranks"):
         hosts.resolve(msgspec.structs.replace(AXES, ranks=(2, 8)))
     assert [hosts.count_hosts(n) for n in (1, 2, 3, 6)] == [1, 1, 2, 2]
     assert (hosts.local_n, SshHosts(parse_hosts("a:2,b:2")).local_n) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "asked"),
+    [
+        ({}, (8, 16), 1),  # b has the fewest cores for each rank
+        ({"ranks": (4,)}, (4, 64), 1),  # which are on a alone
+        ({"modes": ("host",)}, (8, 0), 0),
+        ({"arrivals": ("random:1",)}, (8, 0), 0),
+        ({"backends": ("nccl",)}, (8, 0), 0),
+        ({"collectives": ()}, (8, 0), 0),
+        ({"cores": 2, "per_host": 1}, (1, 16), 1),
+    ],
+)
+def test_hosts_are_asked_for_their_cores_where_these_decide_the_mode(
+    changes: dict[str, Any],
+    expected: tuple[int, int],
+    asked: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores, calls = {"a": 64, "b": 16, "c": 64}, []
+
+    def answer(self: SshHosts, hosts: tuple[ListedHost, ...], *_: float) -> list[Any]:
+        calls.append(hosts)
+        replace = msgspec.structs.replace
+        return [make_link(facts=replace(HERE, cores=cores[host.name])) for host in hosts]
+
+    monkeypatch.setattr(SshHosts, "try_connect", answer)
+    monkeypatch.setattr(ssh, "close_links", lambda links: None)
+    ssh.gather_cores.cache_clear()
+    hosts = SshHosts(parse_hosts("a:4,b:8,c:4"))
+    for _ in range(2):
+        axes = hosts.resolve(msgspec.structs.replace(AXES, **{"modes": (), **changes}))
+        assert (axes.per_host, axes.cores) == expected
+    assert len(calls) == asked
+    ssh.gather_cores.cache_clear()
+
+
+@pytest.mark.parametrize("trouble", ["refused", None])
+def test_hosts_that_do_not_answer_are_told_by_what_holds_places(
+    trouble: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(self: SshHosts, hosts: tuple[ListedHost, ...], *_: float) -> list[Any]:
+        if trouble is None:
+            raise CannotRun("cannot run ssh")
+        return [make_link(trouble=trouble) for _ in hosts]
+
+    monkeypatch.setattr(SshHosts, "try_connect", answer)
+    monkeypatch.setattr(ssh, "close_links", lambda links: None)
+    ssh.gather_cores.cache_clear()
+    axes = SshHosts(parse_hosts("a:4,b:8")).resolve(msgspec.structs.replace(AXES, modes=()))
+    assert (axes.per_host, axes.cores) == (8, 0)
+    ssh.gather_cores.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("placement", "n", "cpus", "shared"),
+    [
+        ("pack", 4, [8, 16, 0], (4, 16)),
+        ("pack", 40, [8, 16, 16], (16, 16)),
+        ("spread", 4, [8, 16, 0], (2, 8)),
+        ("spread", 24, [8, 16], (8, 8)),
+        ("pack", 4, [], (0, 0)),
+    ],
+)
+def test_ranks_on_ray_share_the_cpus_of_a_node(
+    placement: str, n: int, cpus: list[int], shared: tuple[int, int]
+) -> None:
+    assert Where("auto", placement)._share_nodes(n, cpus) == shared
 
 
 @pytest.mark.parametrize(

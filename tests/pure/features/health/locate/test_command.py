@@ -9,6 +9,7 @@ from typing import Any
 import factories
 import pytest
 
+from collbench.cli.families import LauncherOptions
 from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict
 from collbench.features.health.locate import command as locate
 from collbench.features.health.locate.findings import make_findings
@@ -18,6 +19,7 @@ from collbench.run import session
 from collbench.run.order import Order
 
 CASE = factories.case(collective="sendrecv", n=4)
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(-1.0, 1), (1e9, 3)])
@@ -35,7 +37,7 @@ def printed(culprits: list[Culprit], capsys: pytest.CaptureFixture[str]) -> list
     told = list(make_findings(located, ["a", "b", "c", "d"]))
     file = factories.make_file([factories.record(CASE)])
     found = locate.Found(located, told, "words", Exit.OK, file)
-    locate._show_found(found, "table", "collbench pairs --one-way -g 4")
+    locate._show_found(found, "table", "which direction is slow: collbench pairs")
     return capsys.readouterr().out.splitlines()
 
 
@@ -43,7 +45,32 @@ def test_the_last_line_is_the_command_that_tells_the_direction(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     last = printed([Culprit((1, 2), 0.5, 3)], capsys)[-1]
-    assert last == "which direction is slow: collbench pairs --one-way -g 4"
+    assert last == "which direction is slow: collbench pairs"
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "by", "more"),
+    [
+        ({}, "auto", "", ""),
+        (SRUN, "auto", " (start it by srun, as this run was)", ""),
+        (SRUN, "local", "", " --launcher local"),
+        (SRUN, "ssh", "", " --launcher ssh --hosts a:4,b:4"),
+    ],
+)
+def test_the_command_that_tells_the_direction_is_started_as_the_search_was(
+    variables: dict[str, str],
+    launcher: str,
+    by: str,
+    more: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    where = LauncherOptions(launcher=launcher, hosts="a:4,b:4" if launcher == "ssh" else "")
+    saving = locate.SearchSaveOptions()
+    next_step = locate._describe_next_step(locate.LocateOptions(where=where, saving=saving))
+    command = "collbench pairs --one-way --large 4M --small 0"
+    assert next_step == f"which direction is slow{by}: {command}{more}"
 
 
 def test_where_nothing_is_slow_no_direction_is_asked_for(
