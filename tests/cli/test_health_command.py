@@ -620,6 +620,7 @@ def test_a_case_is_measured_again_as_it_was(
         replace(ROW, collective="all_gather", op="none", env=(("NCCL_ALGO", "Ring"),), align=16),
         nightly()[-1],
         nightly()[20],
+        replace(ROW, arrival="one-late:50us"),
     ]
     orders: list[Order] = []
     monkeypatch.setattr(session, "execute_order", lambda order, _: orders.append(order))
@@ -633,6 +634,28 @@ def test_a_case_is_measured_again_as_it_was(
     assert len(worlds) == 6 and all(
         len({job.case.cycle for job in world.jobs}) == 1 for world in worlds
     )
+
+
+def test_transfers_and_collectives_are_measured_again_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the run's subjects those alone that were slow, beside collectives of other settings."""
+    from collbench.features.p2p.measurable import TransferRequest
+    from collbench.run import session
+    from collbench.run.order import Order
+
+    asked = [TransferRequest(pattern="ping-pong", nbytes=nbytes) for nbytes in (8, 4096)]
+    axes = replace(NIGHTLY.axes, ranks=(4,), backends=("gloo", "mpi"))
+    suite = replace(NIGHTLY, axes=axes, requests=tuple(asked)).resolve()
+    every, _ = suite.expand()
+    transfer = next(case for case in every if case.subject and case.backend == "mpi")
+    orders: list[Order] = []
+    monkeypatch.setattr(session, "execute_order", lambda order, _: orders.append(order))
+    run = night(rows=ROWS[:1], suite=suite).run
+    health.launch_cases(run, [ROW, *transfer.siblings], tmp_path / "again.jsonl")
+    again, skips = orders[0].suite.expand()
+    wanted = {replace(case, cycle=i) for case in (ROW, *transfer.siblings) for i in range(3)}
+    assert not skips and set(again) == wanted
 
 
 def test_suite_nightly_has_what_the_checks_need() -> None:

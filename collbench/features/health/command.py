@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collbench.run.launch.environments import Membership
     from collbench.show.document import Document
     from collbench.suite.case import Case
-    from collbench.suite.sweep import Suite
+    from collbench.suite.sweep import Axes, Suite
 
 
 FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "otlp", "line")
@@ -608,18 +608,42 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
 def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | None = None) -> None:
     """Measures ``cases`` as ``run`` did, LAUNCHES times, into the file ``path``. Raises what a run
     raises."""
-    from collbench.suite.sweep import FIELDS, Axes, Suite
+    from collbench.suite.measurable import NOT_INSTALLED
+    from collbench.suite.sweep import Axes, Suite
 
-    def axes(case: Case) -> Axes:
-        values: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
-        values |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
-        return Axes(**values, cycles=LAUNCHES)
-
-    first, *others = map(axes, cases)
-    policy = replace(run.policy, fresh=True)
-    suite = Suite(name="rerun", axes=first, includes=tuple(others), policy=policy)
+    sweeps = [_copy_axes(case) for case in cases if not case.subject]
+    find_subject = run.suite.subject_finder
+    about = {case: subject for case in cases if (subject := find_subject(case))}
+    if about:  # along the first sweep, which has no collective then
+        values = {"backends": "backend", "algorithms": "algorithm", "envs": "env"}
+        alike = {
+            axis: tuple(dict.fromkeys(getattr(case, field) for case in about))
+            for axis, field in values.items()
+        }
+        worlds = tuple(sorted({case.world for case in about}))
+        axes = Axes(collectives=(), sizes=(), ranks=worlds, cycles=LAUNCHES, **alike)
+        sweeps.insert(0, axes)
+    if not sweeps:
+        raise UsageError(*NOT_INSTALLED)
+    suite = Suite(
+        name="rerun",
+        axes=sweeps[0],
+        includes=tuple(sweeps[1:]),
+        subjects=tuple({(each.title, each.world): each for each in about.values()}.values()),
+        policy=replace(run.policy, fresh=True),
+    )
     command = ["collbench", "health", "--rerun"]
     _measure_suite(suite, command, path, f"rerun of {run.id}", seconds)
+
+
+def _copy_axes(case: Case) -> Axes:
+    """The axes that expand to this case of a collective, LAUNCHES times, and to its siblings."""
+    from collbench.suite.sweep import FIELDS, Axes
+
+    values: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
+    values |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
+    values |= {"arrivals": (case.arrival,) if case.arrival else ()}
+    return Axes(**values, cycles=LAUNCHES)
 
 
 def _measure_suite(
