@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
+from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved, world
 from forked import Server
 
 from collbench.cli import main as commands
@@ -467,6 +468,29 @@ def test_fresh_launches_elsewhere_confirm_nothing(
     code, out, err = said("--rerun", "--format", "json")
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint"
     assert "the night's ranks were on node0, node1, node2: nothing is confirmed" in err
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_a_search_elsewhere_says_nothing_of_the_night(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, is_launched: bool
+) -> None:
+    """As on a login node, after a night of four other hosts; or in a job on other nodes."""
+    kept(home)
+    monkeypatch.setattr(environment, "host_name", lambda: "login")
+    elsewhere = [world(n=3, ranks=ranks(["login"] * 3))]
+
+    def search(tests: int | None, numbers: str) -> SimpleNamespace:
+        assert is_launched
+        return SimpleNamespace(file=replace(night(rows=ROWS[:1]), worlds=elsewhere))
+
+    monkeypatch.setattr(health, "search_ranks", search)
+    member = SimpleNamespace(rank=0) if is_launched else None
+    monkeypatch.setattr(health, "_find_member", lambda: member)
+    code, out, _ = said("--locate", "--no-history", "--format", "json")
+    verdict = json.loads(out)
+    (located,) = (check for check in verdict["checks"] if check["check"] == "locate")
+    assert (code, located["outcome"]) == (Exit.OK, "no data")
+    assert located["note"].startswith("--locate searches login, and the night's ranks were on node0")
 
 
 def test_fresh_launches_with_other_software_confirm_nothing(

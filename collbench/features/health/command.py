@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -156,8 +156,8 @@ class HealthOptions:
         bool,
         Option(
             "--locate",
-            help="Also search, with ranks, for who makes a group slow, as collbench locate does;"
-            " under a launcher too.",
+            help="Also search the night's hosts, this one or a launcher's, for who makes a group"
+            " slow, as collbench locate does.",
         ),
     ] = False
     tests: Annotated[
@@ -304,8 +304,8 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
     paths = list(dict.fromkeys(map(store.find_run, runs or [_last_night()])))
     for path in filter(run_file.is_running, paths):
         raise NoVerdict(run_file.describe_running(path), "judge it once it has ended")
-    more += [check_located(options.tests, options.ngpus)] if options.locate else []
     files = [run_file.read_digest(path) for path in paths]
+    more += [check_located(files, options.tests, options.ngpus)] if options.locate else []
     trend = None
     if not options.no_history:
         past, trend = check_earlier(files, options.history, options.rerun, seconds, options.machine)
@@ -531,13 +531,19 @@ def _explain_unkept(book: Book, file: RunFile) -> str:
     return "" if launches_of(file) else f"{run.id} measured nothing"
 
 
-def check_located(tests: int | None, ranks: str) -> Check:
-    """The check that a search among all ranks comes to, at rank 0; where the search breaks, the
-    check says so, and the night is judged without it. Raises UsageError."""
+def check_located(files: Sequence[RunFile], tests: int | None, ranks: str) -> Check:
+    """The check that a search among all ranks comes to, at rank 0; where the search breaks, or is
+    among other hosts than the night's, the check says so, and the night is judged without it.
+    Raises UsageError."""
     from collbench.features.health.checks import table as checks
     from collbench.features.health.checks.hosts import CheckResult
     from collbench.features.health.locate.command import WrongDataFound
+    from collbench.features.health.night import list_devices
+    from collbench.machine import environment
 
+    here = {environment.host_name()}
+    if not _find_member() and (away := _explain_elsewhere(files, here)):
+        return checks.Check("locate", lambda _: CheckResult(missing=away))
     try:
         located = search_ranks(tests, ranks)
     except UsageError:
@@ -549,6 +555,8 @@ def check_located(tests: int | None, ranks: str) -> Check:
         why = e.message
         return checks.Check("locate", lambda _: CheckResult(missing=why))
     assert located
+    if away := _explain_elsewhere(files, list_devices(located.file)):
+        return checks.Check("locate", lambda _: CheckResult(missing=away))
     # of ranks that share cores, nobody can say how sure a culprit is
     findings = [
         replace(finding, check="locate", severity=finding.severity if finding.sure else "hint")
@@ -556,6 +564,19 @@ def check_located(tests: int | None, ranks: str) -> Check:
     ]
     missing = located.outcome if located.exit == Exit.NO_VERDICT else ""
     return checks.Check("locate", lambda _: CheckResult(located.outcome, findings, missing))
+
+
+def _explain_elsewhere(files: Sequence[RunFile], hosts: Collection[str]) -> str:
+    """The reason why a search among ``hosts`` says nothing of the night's, or an empty string."""
+    from collbench.features.health.night import list_devices, list_several
+
+    night_hosts = list_devices(files[0])
+    if not night_hosts or night_hosts == hosts:
+        return ""
+    return (
+        f"--locate searches {list_several(sorted(hosts))}, and the night's ranks were on"
+        f" {list_several(sorted(night_hosts))}: start collbench locate on these"
+    )
 
 
 def search_ranks(tests: int | None, ranks: str) -> Found | None:
