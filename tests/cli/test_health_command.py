@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved, world
+from factories import ENDED, ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved, world
 from forked import Server
 
 from collbench.cli import main as commands
@@ -31,7 +31,7 @@ from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import run_file
-from collbench.records.types import RunFile, World
+from collbench.records.types import Record, RunFile, World
 from collbench.suite.case import Case
 
 ROWS = [
@@ -166,14 +166,42 @@ def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
 def test_nagios_has_codes_of_its_own(
     said: Said, home: Path, fields: dict[str, Any], code: int, word: str
 ) -> None:
-    kept(home, **fields)
+    kept_today(home, "20260102-night", environment.host_name(), **fields)
     ended, out, _ = said("--nagios", "--no-history")
     assert ended == code and out.startswith(f"COLLBENCH {word} - ") and out.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "days", "words", "code", "text"),
+    [
+        ("", 0, (), 0, "OK - "),
+        ("", 2, (), 0, "OK - "),
+        ("", 3, (), 3, "UNKNOWN - 20260102-night is 3 days old; collbench run nightly measures"),
+        ("", 3, ("@last",), 3, "UNKNOWN - 20260102-night is 3 days old"),
+        ("another", 0, (), 3, "UNKNOWN - 20260102-night is of another, and no night of "),
+        ("another", 0, ("@last",), 0, "OK - "),
+    ],
+)
+def test_a_plugin_says_unknown_once_this_host_is_no_longer_measured(
+    said: Said, home: Path, host: str, days: int, words: Sequence[str], code: int, text: str
+) -> None:
+    kept_today(home, "20260102-night", host or environment.host_name(), days)
+    ended, out, _ = said("--nagios", "--no-history", *words)
+    assert ended == code and out.startswith(f"COLLBENCH {text}")
+
+
+def test_a_plugins_line_has_the_day_of_the_night(said: Said, home: Path) -> None:
+    kept_today(home, "20260102-night", environment.host_name())
+    assert said("--nagios", "--no-history")[1].startswith(f"COLLBENCH OK - {ENDED.ended[:10]}: ")
+
+
 def test_a_night_on_a_busy_machine_is_not_healthy_without_that_word(said: Said, home: Path) -> None:
     load = {"node0": Load(1.26, 2), "node1": Load(0.0, 2)}
-    kept(home, change=lambda made: replace(made, seconds=1.0, load=load))
+
+    def busy(made: Record) -> Record:
+        return replace(made, seconds=1.0, load=load)
+
+    kept_today(home, "20260102-night", environment.host_name(), change=busy)
     code, out, _ = said("--no-history", "--format", "line")
     assert code == Exit.OK and "healthy (on a busy machine): " in out
     assert "other processes used 1.3 of 2 CPUs on node0 while measuring" in out
@@ -318,8 +346,10 @@ def test_a_file_that_cannot_be_written_silences_nothing(
     def full(path: Path, *_: str, **__: object) -> None:
         raise CannotRun(f"{path}: No space left on device")
 
-    kept(
+    kept_today(
         home,
+        "20260102-night",
+        environment.host_name(),
         change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
     )
     monkeypatch.setattr(files, "save_text", full)
@@ -705,10 +735,10 @@ def test_the_last_night_is_judged_whatever_was_run_since(said: Said, home: Path)
     assert re.search(r"the last night is [\d,]+ days old \(20260102-night\)", err)
 
 
-def kept_today(home: Path, name: str, host: str, days: int = 0) -> None:
+def kept_today(home: Path, name: str, host: str, days: int = 0, **fields: Any) -> None:
     """A night whose ranks were on this host, so many days ago."""
     started = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    kept(home, name, worlds={"ranks": ranks([host] * 4)}, started=started)
+    kept(home, name, worlds={"ranks": ranks([host] * 4)}, started=started, **fields)
 
 
 def test_a_night_of_today_is_not_said_to_be_old(said: Said, home: Path) -> None:

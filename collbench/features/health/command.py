@@ -100,7 +100,7 @@ class HealthOptions:
         Option(
             "--nagios",
             help="Print a monitoring plugin's line and exit as one: 0 OK, 1 warning, 2 critical, 3"
-            " unknown.",
+            f" unknown, as without a night of {MAX_DAYS} days.",
         ),
     ] = False
     on_unhealthy: Annotated[
@@ -217,7 +217,7 @@ def health(options: HealthOptions) -> None:
     except CollbenchError as e:
         if not options.nagios:
             raise
-        typer.echo(views.make_unknown(e.message))
+        typer.echo(views.make_unknown("; ".join(filter(None, [e.message, e.hint]))))
         raise typer.Exit(views.UNKNOWN[0]) from e
     if judged_night is not None:
         raise typer.Exit(_deliver_verdict(judged_night, hook, options))
@@ -305,6 +305,8 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
     for path in filter(run_file.is_running, paths):
         raise NoVerdict(run_file.describe_running(path), "judge it once it has ended")
     files = [run_file.read_digest(path) for path in paths]
+    if options.nagios:
+        refuse_stale(files, is_named=bool(runs))
     more += [check_located(files, options.tests, options.ngpus)] if options.locate else []
     trend = None
     if not options.no_history:
@@ -418,6 +420,25 @@ def _announce_night(
             "collbench run nightly measures one",
         )
     return str(night.path)
+
+
+def refuse_stale(files: Sequence[RunFile], is_named: bool) -> None:
+    """Raises NoVerdict for what a monitoring plugin must not go on saying: the verdict on a night
+    of more than MAX_DAYS ago, or, where no run ``is_named``, on other hosts than this one."""
+    from collbench.features.health.night import list_devices, list_several
+    from collbench.machine import environment
+
+    night = list_several(file.run.id for file in files)
+    days = min(_count_days(file.run.started) for file in files)
+    if days > MAX_DAYS:
+        raise NoVerdict(f"{night} is {days:,} days old", "collbench run nightly measures a night")
+    host = environment.host_name()
+    hosts = list_devices(files[0]) or {str(files[0].run.environment.get("host"))}
+    if not is_named and host not in hosts:
+        raise NoVerdict(
+            f"{night} is of {list_several(sorted(hosts))}, and no night of {host} is saved",
+            "collbench run nightly measures one; health --nagios @last judges any host's",
+        )
 
 
 def _count_days(started: str) -> int:
