@@ -518,7 +518,7 @@ def check_earlier(
         return blind(f"{e.message}; {NO_HISTORY_HINT}", past.EARLIER_NIGHTS)
     with book:
         try:
-            reasons = [_explain_unkept(book, file) for file in files]
+            reasons = [_explain_unkept(book, file, machine) for file in files]
             kept = [file for file, why in zip(files, reasons, strict=True) if not why]
             left_out = "; ".join(filter(None, reasons))
             if not kept:
@@ -539,15 +539,16 @@ def check_earlier(
     return checks.Check("history", look, "times"), known_past.outlook
 
 
-def _explain_unkept(book: Book, file: RunFile) -> str:
+def _explain_unkept(book: Book, file: RunFile, machine: str) -> str:
     """The reason why a run is not judged against earlier nights, or an empty string."""
     from collbench.features.health.history.nights import launches_of
 
     run = file.run
     if NIGHTLY not in run.suite.tags and not book.holds(run.id):
+        named = f" --machine {shlex.quote(machine)}" if machine else ""
         return (
             f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
-            f" collbench history add {run.id} keeps it"
+            f" collbench history add {run.id}{book.option}{named} keeps it"
         )
     return "" if launches_of(file) else f"{run.id} measured nothing"
 
