@@ -659,7 +659,7 @@ def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | N
     about = {case: subject for case in cases if (subject := find_subject(case))}
     if about:  # along the first sweep, which has no collective then
         values = {"backends": "backend", "algorithms": "algorithm", "envs": "env"}
-        alike = {
+        alike: dict[str, Any] = {
             axis: tuple(dict.fromkeys(getattr(case, field) for case in about))
             for axis, field in values.items()
         }
