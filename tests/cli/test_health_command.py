@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
+from factories import ENDED, ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved, world
 from forked import Server
 
 from collbench.cli import main as commands
@@ -30,7 +31,7 @@ from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import run_file
-from collbench.records.types import RunFile, World
+from collbench.records.types import Record, RunFile, World
 from collbench.suite.case import Case
 
 ROWS = [
@@ -165,14 +166,42 @@ def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
 def test_nagios_has_codes_of_its_own(
     said: Said, home: Path, fields: dict[str, Any], code: int, word: str
 ) -> None:
-    kept(home, **fields)
+    kept_today(home, "20260102-night", environment.host_name(), **fields)
     ended, out, _ = said("--nagios", "--no-history")
     assert ended == code and out.startswith(f"COLLBENCH {word} - ") and out.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "days", "words", "code", "text"),
+    [
+        ("", 0, (), 0, "OK - "),
+        ("", 2, (), 0, "OK - "),
+        ("", 3, (), 3, "UNKNOWN - 20260102-night is 3 days old; collbench run nightly measures"),
+        ("", 3, ("@last",), 3, "UNKNOWN - 20260102-night is 3 days old"),
+        ("another", 0, (), 3, "UNKNOWN - 20260102-night is of another, and no night of "),
+        ("another", 0, ("@last",), 0, "OK - "),
+    ],
+)
+def test_a_plugin_says_unknown_once_this_host_is_no_longer_measured(
+    said: Said, home: Path, host: str, days: int, words: Sequence[str], code: int, text: str
+) -> None:
+    kept_today(home, "20260102-night", host or environment.host_name(), days)
+    ended, out, _ = said("--nagios", "--no-history", *words)
+    assert ended == code and out.startswith(f"COLLBENCH {text}")
+
+
+def test_a_plugins_line_has_the_day_of_the_night(said: Said, home: Path) -> None:
+    kept_today(home, "20260102-night", environment.host_name())
+    assert said("--nagios", "--no-history")[1].startswith(f"COLLBENCH OK - {ENDED.ended[:10]}: ")
+
+
 def test_a_night_on_a_busy_machine_is_not_healthy_without_that_word(said: Said, home: Path) -> None:
     load = {"node0": Load(1.26, 2), "node1": Load(0.0, 2)}
-    kept(home, change=lambda made: replace(made, seconds=1.0, load=load))
+
+    def busy(made: Record) -> Record:
+        return replace(made, seconds=1.0, load=load)
+
+    kept_today(home, "20260102-night", environment.host_name(), change=busy)
     code, out, _ = said("--no-history", "--format", "line")
     assert code == Exit.OK and "healthy (on a busy machine): " in out
     assert "other processes used 1.3 of 2 CPUs on node0 while measuring" in out
@@ -317,8 +346,10 @@ def test_a_file_that_cannot_be_written_silences_nothing(
     def full(path: Path, *_: str, **__: object) -> None:
         raise CannotRun(f"{path}: No space left on device")
 
-    kept(
+    kept_today(
         home,
+        "20260102-night",
+        environment.host_name(),
         change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
     )
     monkeypatch.setattr(files, "save_text", full)
@@ -467,6 +498,31 @@ def test_fresh_launches_elsewhere_confirm_nothing(
     code, out, err = said("--rerun", "--format", "json")
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint"
     assert "the night's ranks were on node0, node1, node2: nothing is confirmed" in err
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_a_search_elsewhere_says_nothing_of_the_night(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, is_launched: bool
+) -> None:
+    """As on a login node, after a night of four other hosts; or in a job on other nodes."""
+    kept(home)
+    monkeypatch.setattr(environment, "host_name", lambda: "login")
+    elsewhere = [world(n=3, ranks=ranks(["login"] * 3))]
+
+    def search(tests: int | None, numbers: str) -> SimpleNamespace:
+        assert is_launched
+        return SimpleNamespace(file=replace(night(rows=ROWS[:1]), worlds=elsewhere))
+
+    monkeypatch.setattr(health, "search_ranks", search)
+    member = SimpleNamespace(rank=0) if is_launched else None
+    monkeypatch.setattr(health, "_find_member", lambda: member)
+    code, out, _ = said("--locate", "--no-history", "--format", "json")
+    verdict = json.loads(out)
+    (located,) = (check for check in verdict["checks"] if check["check"] == "locate")
+    assert (code, located["outcome"]) == (Exit.OK, "no data")
+    assert located["note"].startswith(
+        "--locate searches login, and the night's ranks were on node0"
+    )
 
 
 def test_fresh_launches_with_other_software_confirm_nothing(
@@ -620,6 +676,7 @@ def test_a_case_is_measured_again_as_it_was(
         replace(ROW, collective="all_gather", op="none", env=(("NCCL_ALGO", "Ring"),), align=16),
         nightly()[-1],
         nightly()[20],
+        replace(ROW, arrival="one-late:50us"),
     ]
     orders: list[Order] = []
     monkeypatch.setattr(session, "execute_order", lambda order, _: orders.append(order))
@@ -633,6 +690,28 @@ def test_a_case_is_measured_again_as_it_was(
     assert len(worlds) == 6 and all(
         len({job.case.cycle for job in world.jobs}) == 1 for world in worlds
     )
+
+
+def test_transfers_and_collectives_are_measured_again_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the run's subjects those alone that were slow, beside collectives of other settings."""
+    from collbench.features.p2p.measurable import TransferRequest
+    from collbench.run import session
+    from collbench.run.order import Order
+
+    asked = [TransferRequest(pattern="ping-pong", nbytes=nbytes) for nbytes in (8, 4096)]
+    axes = replace(NIGHTLY.axes, ranks=(4,), backends=("gloo", "mpi"))
+    suite = replace(NIGHTLY, axes=axes, requests=tuple(asked)).resolve()
+    every, _ = suite.expand()
+    transfer = next(case for case in every if case.subject and case.backend == "mpi")
+    orders: list[Order] = []
+    monkeypatch.setattr(session, "execute_order", lambda order, _: orders.append(order))
+    run = night(rows=ROWS[:1], suite=suite).run
+    health.launch_cases(run, [ROW, *transfer.siblings], tmp_path / "again.jsonl")
+    again, skips = orders[0].suite.expand()
+    wanted = {replace(case, cycle=i) for case in (ROW, *transfer.siblings) for i in range(3)}
+    assert not skips and set(again) == wanted
 
 
 def test_suite_nightly_has_what_the_checks_need() -> None:
@@ -658,10 +737,10 @@ def test_the_last_night_is_judged_whatever_was_run_since(said: Said, home: Path)
     assert re.search(r"the last night is [\d,]+ days old \(20260102-night\)", err)
 
 
-def kept_today(home: Path, name: str, host: str, days: int = 0) -> None:
+def kept_today(home: Path, name: str, host: str, days: int = 0, **fields: Any) -> None:
     """A night whose ranks were on this host, so many days ago."""
     started = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    kept(home, name, worlds={"ranks": ranks([host] * 4)}, started=started)
+    kept(home, name, worlds={"ranks": ranks([host] * 4)}, started=started, **fields)
 
 
 def test_a_night_of_today_is_not_said_to_be_old(said: Said, home: Path) -> None:

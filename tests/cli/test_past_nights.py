@@ -4,6 +4,8 @@ of later nights."""
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +13,18 @@ import pytest
 from factories import ENVIRONMENT, NIGHTLY, case, dated
 from msgspec.structs import replace
 
+from collbench.cli import main as commands
 from collbench.core.errors import UsageError
 from collbench.features.health import command, history
 from collbench.features.health.checks import past
 from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.findings import Finding
+from collbench.features.health.history import baselines
 from collbench.features.health.history.baselines import Baseline, Level
+from collbench.features.health.history.command import PartOptions
 from collbench.features.health.history.nights import Review
 from collbench.features.health.history.outlook import make_outlook
+from collbench.features.health.history.selection import select_rows
 from collbench.features.health.history.storage import Book
 from collbench.features.health.night import Night
 from collbench.records.types import RunFile
@@ -145,6 +151,68 @@ def test_an_older_night_is_judged_by_what_was_known_then(book: Book) -> None:
         and not whole.creeping
     )
     assert past.add_night(book, [files[39]]).outlook.creeping  # then, it holds
+
+
+@pytest.mark.parametrize("is_creep", [False, True])
+def test_the_advised_command_accepts_just_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_creep: bool
+) -> None:
+    """In this history, of this machine: of two, neither is the one of this host."""
+    slower = [case(1 << 20), case(2000 << 10)][: 1 if is_creep else 2]
+    others = [case(4 << 20), case(1 << 20, "broadcast"), case(1 << 20, backend="mpi")]
+    url = tmp_path / "of nights.sqlite"
+    with history.open_book(str(url)) as book:
+        for number in range(40):
+            grown = 1.004**number if is_creep else 1.2 if number >= 20 else 1.0
+            times = {**dict.fromkeys(slower, 1e6 * grown), **dict.fromkeys(others, 1e6)}
+            book.add(file := dated(number, times), "rack 7")
+            book.add(dated(number, times, name=f"other-{number}"), "rack 8")
+        (finding,) = told(book, file, machine="rack 7")
+    assert ("crept" in finding.what) == is_creep
+    show, accept = finding.advice.split("; if it is meant to be: ")
+    monkeypatch.chdir(tmp_path)
+    for line in (show.removesuffix(" shows what changed when"), accept):
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        assert not ended.value.code
+    with history.open_book(str(url)) as book:
+        (baseline,) = book.baselines("rack 7")
+    assert sorted(baseline.rows) == sorted(what.key for what in slower)
+    assert (baseline.begins, baseline.accepted) == (
+        "2026-02-03" if is_creep else "2026-01-21",
+        True,
+    )
+
+
+def test_rows_of_other_tables_are_selected_by_their_names() -> None:
+    part = case(8, "p2p_ping_pong", subject="ping-pong of 8 B", backend="gloo", n=2)
+    words = shlex.split(select_rows([part]))
+    selected = PartOptions(only=[words[1]], minbytes=words[3], maxbytes=words[5]).select()
+    assert part in selected and case(8) not in selected
+
+
+def test_hints_name_the_history_that_was_given(tmp_path: Path) -> None:
+    url = str(tmp_path / "x.sqlite")
+    with pytest.raises(UsageError) as refused:
+        history.open_book(url, reading=True)
+    assert refused.value.hint == f"collbench history add @last --history {url} begins one"
+    other = level(8, 1.0, suite=replace(NIGHTLY, tags=()), name="other")
+    check, _ = command.check_earlier([other], url, False, None, "rack 7")
+    add = f"collbench history add other --history {url} --machine 'rack 7' keeps it"
+    assert add in check.look(Night([other])).missing
+    with history.open_book(url) as book, pytest.raises(UsageError) as refused:
+        book.find_machine("other")
+    assert f"add other --history {url} keeps it" in refused.value.hint
+    with history.open_book(url) as book:
+        book.add(level(1, 1.0))
+        selection = book.select("node1")
+        assert selection == f" --history {url}"
+        book.add(level(2, 1.0), "node2")
+        assert book.select("node1") == f" --history {url} --machine node1"
+        with pytest.raises(UsageError) as refused:
+            baselines.learn_baseline(book.series("node1"), "x", "", selection)
+    assert refused.value.hint == f"collbench history list{selection} shows why"
 
 
 def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book) -> None:

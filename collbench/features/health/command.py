@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collbench.run.launch.environments import Membership
     from collbench.show.document import Document
     from collbench.suite.case import Case
-    from collbench.suite.sweep import Suite
+    from collbench.suite.sweep import Axes, Suite
 
 
 FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "otlp", "line")
@@ -100,7 +100,7 @@ class HealthOptions:
         Option(
             "--nagios",
             help="Print a monitoring plugin's line and exit as one: 0 OK, 1 warning, 2 critical, 3"
-            " unknown.",
+            f" unknown, as without a night of {MAX_DAYS} days.",
         ),
     ] = False
     on_unhealthy: Annotated[
@@ -156,8 +156,8 @@ class HealthOptions:
         bool,
         Option(
             "--locate",
-            help="Also search, with ranks, for who makes a group slow, as collbench locate does;"
-            " under a launcher too.",
+            help="Also search the night's hosts, this one or a launcher's, for who makes a group"
+            " slow, as collbench locate does.",
         ),
     ] = False
     tests: Annotated[
@@ -217,7 +217,7 @@ def health(options: HealthOptions) -> None:
     except CollbenchError as e:
         if not options.nagios:
             raise
-        typer.echo(views.make_unknown(e.message))
+        typer.echo(views.make_unknown("; ".join(filter(None, [e.message, e.hint]))))
         raise typer.Exit(views.UNKNOWN[0]) from e
     if judged_night is not None:
         raise typer.Exit(_deliver_verdict(judged_night, hook, options))
@@ -304,8 +304,10 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
     paths = list(dict.fromkeys(map(store.find_run, runs or [_last_night()])))
     for path in filter(run_file.is_running, paths):
         raise NoVerdict(run_file.describe_running(path), "judge it once it has ended")
-    more += [check_located(options.tests, options.ngpus)] if options.locate else []
     files = [run_file.read_digest(path) for path in paths]
+    if options.nagios:
+        refuse_stale(files, is_named=bool(runs))
+    more += [check_located(files, options.tests, options.ngpus)] if options.locate else []
     trend = None
     if not options.no_history:
         past, trend = check_earlier(files, options.history, options.rerun, seconds, options.machine)
@@ -420,6 +422,25 @@ def _announce_night(
     return str(night.path)
 
 
+def refuse_stale(files: Sequence[RunFile], is_named: bool) -> None:
+    """Raises NoVerdict for what a monitoring plugin must not go on saying: the verdict on a night
+    of more than MAX_DAYS ago, or, where no run ``is_named``, on other hosts than this one."""
+    from collbench.features.health.night import list_devices, list_several
+    from collbench.machine import environment
+
+    night = list_several(file.run.id for file in files)
+    days = min(_count_days(file.run.started) for file in files)
+    if days > MAX_DAYS:
+        raise NoVerdict(f"{night} is {days:,} days old", "collbench run nightly measures a night")
+    host = environment.host_name()
+    hosts = list_devices(files[0]) or {str(files[0].run.environment.get("host"))}
+    if not is_named and host not in hosts:
+        raise NoVerdict(
+            f"{night} is of {list_several(sorted(hosts))}, and no night of {host} is saved",
+            "collbench run nightly measures one; health --nagios @last judges any host's",
+        )
+
+
 def _count_days(started: str) -> int:
     """Whole days since a time in ISO 8601; 0 for what is none."""
     try:
@@ -497,7 +518,7 @@ def check_earlier(
         return blind(f"{e.message}; {NO_HISTORY_HINT}", past.EARLIER_NIGHTS)
     with book:
         try:
-            reasons = [_explain_unkept(book, file) for file in files]
+            reasons = [_explain_unkept(book, file, machine) for file in files]
             kept = [file for file, why in zip(files, reasons, strict=True) if not why]
             left_out = "; ".join(filter(None, reasons))
             if not kept:
@@ -518,27 +539,34 @@ def check_earlier(
     return checks.Check("history", look, "times"), known_past.outlook
 
 
-def _explain_unkept(book: Book, file: RunFile) -> str:
+def _explain_unkept(book: Book, file: RunFile, machine: str) -> str:
     """The reason why a run is not judged against earlier nights, or an empty string."""
     from collbench.features.health.history.nights import launches_of
     from collbench.records.store import name_run
 
     run = file.run
     if NIGHTLY not in run.suite.tags and not book.holds(run.id):
+        named = f" --machine {shlex.quote(machine)}" if machine else ""
         return (
             f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
-            f" collbench history add {name_run(file.path)}{book.option} keeps it"
+            f" collbench history add {name_run(file.path)}{book.option}{named} keeps it"
         )
     return "" if launches_of(file) else f"{run.id} measured nothing"
 
 
-def check_located(tests: int | None, ranks: str) -> Check:
-    """The check that a search among all ranks comes to, at rank 0; where the search breaks, the
-    check says so, and the night is judged without it. Raises UsageError."""
+def check_located(files: Sequence[RunFile], tests: int | None, ranks: str) -> Check:
+    """The check that a search among all ranks comes to, at rank 0; where the search breaks, or is
+    among other hosts than the night's, the check says so, and the night is judged without it.
+    Raises UsageError."""
     from collbench.features.health.checks import table as checks
     from collbench.features.health.checks.hosts import CheckResult
     from collbench.features.health.locate.command import WrongDataFound
+    from collbench.features.health.night import list_devices
+    from collbench.machine import environment
 
+    here = {environment.host_name()}
+    if not _find_member() and (away := _explain_elsewhere(files, here)):
+        return checks.Check("locate", lambda _: CheckResult(missing=away))
     try:
         located = search_ranks(tests, ranks)
     except UsageError:
@@ -550,6 +578,8 @@ def check_located(tests: int | None, ranks: str) -> Check:
         why = e.message
         return checks.Check("locate", lambda _: CheckResult(missing=why))
     assert located
+    if away := _explain_elsewhere(files, list_devices(located.file)):
+        return checks.Check("locate", lambda _: CheckResult(missing=away))
     # of ranks that share cores, nobody can say how sure a culprit is
     findings = [
         replace(finding, check="locate", severity=finding.severity if finding.sure else "hint")
@@ -557,6 +587,19 @@ def check_located(tests: int | None, ranks: str) -> Check:
     ]
     missing = located.outcome if located.exit == Exit.NO_VERDICT else ""
     return checks.Check("locate", lambda _: CheckResult(located.outcome, findings, missing))
+
+
+def _explain_elsewhere(files: Sequence[RunFile], hosts: Collection[str]) -> str:
+    """The reason why a search among ``hosts`` says nothing of the night's, or an empty string."""
+    from collbench.features.health.night import list_devices, list_several
+
+    night_hosts = list_devices(files[0])
+    if not night_hosts or night_hosts == hosts:
+        return ""
+    return (
+        f"--locate searches {list_several(sorted(hosts))}, and the night's ranks were on"
+        f" {list_several(sorted(night_hosts))}: start collbench locate on these"
+    )
 
 
 def search_ranks(tests: int | None, ranks: str) -> Found | None:
@@ -609,18 +652,42 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
 def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | None = None) -> None:
     """Measures ``cases`` as ``run`` did, LAUNCHES times, into the file ``path``. Raises what a run
     raises."""
-    from collbench.suite.sweep import FIELDS, Axes, Suite
+    from collbench.suite.measurable import NOT_INSTALLED
+    from collbench.suite.sweep import Axes, Suite
 
-    def axes(case: Case) -> Axes:
-        values: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
-        values |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
-        return Axes(**values, cycles=LAUNCHES)
-
-    first, *others = map(axes, cases)
-    policy = replace(run.policy, fresh=True)
-    suite = Suite(name="rerun", axes=first, includes=tuple(others), policy=policy)
+    sweeps = [_copy_axes(case) for case in cases if not case.subject]
+    find_subject = run.suite.subject_finder
+    about = {case: subject for case in cases if (subject := find_subject(case))}
+    if about:  # along the first sweep, which has no collective then
+        values = {"backends": "backend", "algorithms": "algorithm", "envs": "env"}
+        alike: dict[str, Any] = {
+            axis: tuple(dict.fromkeys(getattr(case, field) for case in about))
+            for axis, field in values.items()
+        }
+        worlds = tuple(sorted({case.world for case in about}))
+        axes = Axes(collectives=(), sizes=(), ranks=worlds, cycles=LAUNCHES, **alike)
+        sweeps.insert(0, axes)
+    if not sweeps:
+        raise UsageError(*NOT_INSTALLED)
+    suite = Suite(
+        name="rerun",
+        axes=sweeps[0],
+        includes=tuple(sweeps[1:]),
+        subjects=tuple({(each.title, each.world): each for each in about.values()}.values()),
+        policy=replace(run.policy, fresh=True),
+    )
     command = ["collbench", "health", "--rerun"]
     _measure_suite(suite, command, path, f"rerun of {run.id}", seconds)
+
+
+def _copy_axes(case: Case) -> Axes:
+    """The axes that expand to this case of a collective, LAUNCHES times, and to its siblings."""
+    from collbench.suite.sweep import FIELDS, Axes
+
+    values: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
+    values |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
+    values |= {"arrivals": (case.arrival,) if case.arrival else ()}
+    return Axes(**values, cycles=LAUNCHES)
 
 
 def _measure_suite(

@@ -19,6 +19,7 @@ from collbench.features.health.history import nights as nights_
 from collbench.features.health.history.gates import LEARNING, PAST, RECENT, RERUNS
 from collbench.features.health.history.levels import WINDOW
 from collbench.features.health.history.outlook import Outlook, make_outlook
+from collbench.features.health.history.selection import select_rows
 from collbench.features.health.history.ways import find_past
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
     from collbench.features.health.history.storage import Book
 
 
-ADVICE = (
-    "collbench history trend shows what changed when; if it is meant to be: collbench history"
-    " baseline accept --reason TEXT"
-)
-
-
 Fresh = Callable[[Sequence[Case]], Night]  # launches these cases again, at once
 
 
@@ -46,12 +41,13 @@ EARLIER_NIGHTS = "earlier nights"  # what no verdict does without where there ar
 class Known(NamedTuple):
     """What the history holds of tonight's rows: all nights of this machine with tonight, what
     became of their levels, and by key the smallest change that matters. ``every``: all rows of the
-    machine up to tonight."""
+    machine up to tonight. ``selection``: options by which commands find it."""
 
     series: Sequence[nights_.Series]
     outlook: Outlook
     taus: Mapping[str, float]
     every: Sequence[nights_.Series]
+    selection: str
 
 
 def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
@@ -71,7 +67,8 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     last = max((night.day for night in tonight.values()), default="")
     every = [row.until(last) for row in book.series(machine) if row.nights[0].day <= last]
     series = [row for row in every if row.key in tonight]
-    return Known(series, make_outlook(machine, series, taus=taus), taus, every)
+    outlook = make_outlook(machine, series, taus=taus)
+    return Known(series, outlook, taus, every, book.select(machine))
 
 
 class Candidate(NamedTuple):
@@ -123,8 +120,8 @@ def check_past(history: Known, fresh: Fresh | None, night: Night) -> CheckResult
         *find_slowed_ports(night.files, _list_earlier_facts(history.series, last)),
         *_find_late([row for row in unjudged if row.why == LATE]),
         *_confirm_candidates(candidates, fresh),
-        *_find_shifted(history.outlook),
-        *_find_crept(history.outlook, timings),
+        *_find_shifted(history.outlook, history.selection),
+        *_find_crept(history.outlook, timings, history.selection),
     ]
     return _tell_judged(judged, unjudged)._replace(findings=findings)
 
@@ -289,7 +286,17 @@ def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str
     )
 
 
-def _find_shifted(outlook: Outlook) -> list[Finding]:
+def _advise(rows: Sequence[nights_.Series], since: str, selection: str) -> str:
+    """The commands that show how these rows changed, and that accept their level since a night:
+    of all rows of the machine, unless these are selected."""
+    selection += select_rows([row.case for row in rows])
+    return (
+        f"collbench history trend{selection} shows what changed when; if it is meant to be:"
+        f" collbench history baseline accept{selection} --since {since} --reason '…'"
+    )
+
+
+def _find_shifted(outlook: Outlook, selection: str) -> list[Finding]:
     """Levels that rose, on which neighbouring sizes agree, and that did not fall again."""
     findings = []
     for shift in outlook.changed:
@@ -314,7 +321,7 @@ def _find_shifted(outlook: Outlook) -> list[Finding]:
                     subject=Subject("collective", cases),
                     since=shift.day,
                     what=f"takes {shift.delta:.1%} longer{way}",
-                    advice=ADVICE,
+                    advice=_advise(shift.stands, shift.day, selection),
                     evidence=rows,
                     sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
                 )
@@ -322,18 +329,19 @@ def _find_shifted(outlook: Outlook) -> list[Finding]:
     return findings
 
 
-def _find_crept(outlook: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
+def _find_crept(outlook: Outlook, timings: Mapping[str, Timing], selection: str) -> list[Finding]:
     """A finding for each row that has become slower than its anchor, little by little."""
     findings = []
     for series in outlook.series:
         drift, timing = outlook.creeping.get(series.name), timings.get(series.key)
         if drift and timing:
+            since = series.segments[-1].valid[-drift.nights].day
             findings.append(
                 Finding(
                     check="history",
                     severity="warning",
                     subject=Subject("collective", describe_case(timing.case)),
-                    advice=ADVICE,
+                    advice=_advise([series], since, selection),
                     what=(
                         f"crept to {drift.delta:.1%} above its anchor, by the last {drift.nights}"
                         f" nights{f' with {series.way}' if series.way else ''}"

@@ -51,24 +51,29 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"night {self.begins!r} is not written as 2026-03-01")
 
 
-def learn_baseline(series: Sequence[Series], reason: str, commit: str) -> Baseline:
+def learn_baseline(
+    series: Sequence[Series], reason: str, commit: str, selection: str = ""
+) -> Baseline:
     """A baseline of the last nights, for each row those of its last segment, of the way in which it
-    was measured last. Raises UsageError where they are too few."""
+    was measured last. Raises UsageError where they are too few, whose hint has the ``selection`` of
+    a book."""
     nights = {row.key: find_current(row).segments[-1].valid[-PAST:] for row in series if row.nights}
     enough = {key: values for key, values in nights.items() if len(values) >= LEARNING}
     if not enough:
         most = max(map(len, nights.values()), default=0)
         raise UsageError(
             f"no row has {LEARNING} valid nights, at most {most}",
-            "collbench history list, of the same --history and --machine, shows why",
+            f"collbench history list{selection} shows why",
         )
     begins = min(values[0].day for values in enough.values())
     return _make_baseline(series, begins, False, reason, commit, enough)
 
 
-def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: str) -> Baseline:
+def accept_baseline(
+    series: Sequence[Series], begins: str, reason: str, commit: str, selection: str = ""
+) -> Baseline:
     """The level that rows have since the night ``begins``. Raises UsageError where none has a valid
-    night since."""
+    night since, whose hint has the ``selection`` of a book."""
     nights = {
         row.key: [
             night for night in find_current(row).nights if night.day >= begins and night.valid
@@ -80,7 +85,7 @@ def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: 
     if not since:
         raise UsageError(
             f"no row has a valid night since {begins}",
-            "collbench history list, of the same --history and --machine, shows why",
+            f"collbench history list{selection} shows why",
         )
     return _make_baseline(series, begins, True, reason, commit, since)
 
@@ -121,7 +126,8 @@ def read_baseline(path: Path) -> Baseline:
         baseline = msgspec.json.decode(files.read_bytes(path, 16 << 20), type=Baseline)
     except OSError as e:
         raise CannotRun(
-            f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"
+            f"cannot read {path}: {e.strerror}",
+            "give a file that collbench history baseline learn wrote",
         ) from e
     except (ValueError, msgspec.DecodeError, RecursionError) as e:
         raise UsageError(
@@ -132,6 +138,6 @@ def read_baseline(path: Path) -> Baseline:
             "no reason" if baseline.schema == SCHEMA else f"schema {baseline.schema}, not {SCHEMA}"
         )
         raise UsageError(
-            f"{path} has {what}", "collbench history baseline accept --reason TEXT writes one"
+            f"{path} has {what}", "give a file that collbench history baseline accept wrote"
         )
     return baseline

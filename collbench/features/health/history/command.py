@@ -57,7 +57,11 @@ class PartOptions:
 
     only: Annotated[
         list[str] | None,
-        Option("--only", metavar="COLLECTIVE,…", help="Only these collectives. May be repeated."),
+        Option(
+            "--only",
+            metavar="COLLECTIVE,…",
+            help="Only these collectives, or other rows by name. May be repeated.",
+        ),
     ] = None
     minbytes: Annotated[
         str, make_option("minbytes", "Only sizes from this: bytes, or with K, M, G.")
@@ -68,13 +72,17 @@ class PartOptions:
 
     def select(self) -> Part:
         """The part of a machine's rows. Raises UsageError."""
-        from collbench.core.collectives import find_collective
+        from collbench.core.collectives import UNKNOWN, find_collective, find_row_table
         from collbench.suite import grammar, sweep
 
         names = grammar.split_words(",".join(self.only or []))
+        tables = [find_row_table(name) for name in names]
         ranks = grammar.split_words(self.ranks)
         return sweep.Part(
-            collectives=tuple(find_collective(word).name for word in names),
+            collectives=tuple(
+                name if table is not UNKNOWN else find_collective(name).name
+                for name, table in zip(names, tables, strict=True)
+            ),
             backends=tuple(grammar.split_words(self.backend)),
             ranks=tuple(grammar.parse_integer("-g", word, 1) for word in ranks),
             min_size=grammar.parse_size(self.minbytes, "-b") if self.minbytes else 0,
@@ -203,7 +211,7 @@ def trend(options: TrendOptions) -> None:
         if not series:
             raise UsageError(
                 f"no row of {name} matches these options",
-                "collbench history list, of the same --history and --machine, shows what there is",
+                f"collbench history list{book.select(name)} shows what there is",
             )
         outlook = make_outlook(name, series, share)
     document = views.make_document(outlook, options.everything, terminal.text_width())
@@ -233,7 +241,8 @@ def learn(options: LearnOptions) -> None:
     with options.history.open() as book:
         name = _choose_machine(book, options.history.machine)
         series = book.series(name, options.part.select())
-        baseline = baselines.learn_baseline(series, options.reason, keep.commit)
+        selection = book.select(name)
+        baseline = baselines.learn_baseline(series, options.reason, keep.commit, selection)
         _keep_baseline(book, baseline, keep.output)
 
 
@@ -274,7 +283,8 @@ def accept(options: AcceptOptions) -> None:
         name = _choose_machine(book, options.history.machine)
         series = book.series(name, options.part.select())
         last = max((night.day for row in series for night in row.nights), default="")
-        baseline = baselines.accept_baseline(series, day or last, reason, keep.commit)
+        selection = book.select(name)
+        baseline = baselines.accept_baseline(series, day or last, reason, keep.commit, selection)
         _keep_baseline(book, baseline, keep.output)
 
 
@@ -313,19 +323,12 @@ def make_group() -> typer.Typer:
 
 def _choose_machine(book: Book, name: str) -> str:
     """The machine asked for, this one, or the only one. Raises UsageError."""
-    from collbench.machine import environment
-
     machines = book.machines()
-    candidates = (
-        [name]
-        if name
-        else [environment.host_name()]
-        if environment.host_name() in machines
-        else machines
-    )
+    candidates = [name] if name else book.default_machines()
     if not machines:
-        hint = f"collbench history add @last{book.option}"
-        raise UsageError(f"no night is kept at {book.name}", hint)
+        raise UsageError(
+            f"no night is kept at {book.name}", f"collbench history add @last{book.option}"
+        )
     if len(candidates) != 1 or candidates[0] not in machines:
         what = (
             f"no night of {name} is kept"

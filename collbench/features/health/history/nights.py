@@ -255,7 +255,10 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     refuse_fake(file, "keep")
     night, facts = night_of(run.started), run_facts(file)
     launches: dict[Case, list[NightLaunch]] = {}
-    for side in gather_case_rows([file], False, lambda _, case: case.key).values():
+    sides = gather_case_rows([file], False, lambda _, case: case.key).values()
+    backends = {side.case.backend for side in sides}
+    prints = {backend: run_fingerprint(facts, backend) for backend in backends}
+    for side in sides:
         case = side.case
         settings = sorted(side.manner.items())
         manner = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in settings)
@@ -264,7 +267,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
                 run.id,
                 row.launch.world,
                 night,
-                run_fingerprint(facts, case.backend),
+                prints[case.backend],
                 row.median,
                 row.samples,
                 manner,

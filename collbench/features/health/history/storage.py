@@ -36,7 +36,7 @@ from collbench.features.health.history.nights import (
     night_of,
     run_fingerprint,
 )
-from collbench.machine import variables
+from collbench.machine import environment, variables
 from collbench.machine.sysfs import hash_identity
 from collbench.records.machines import name_machine
 from collbench.records.types import RunFile
@@ -100,12 +100,12 @@ CASES = """SELECT key, spec FROM cases
 
 
 class Book:
-    """An open history, in the file that is named, also as in ``sqlite:///FILE``."""
+    """An open history, in the file that is named, also as in ``sqlite:///FILE``. ``option`` names
+    it in hints: a command without it would find another."""
 
     def __init__(self, url: str = "", reading: bool = False) -> None:
         file = _find_file(url or os.environ.get("COLLBENCH_HISTORY", ""))
         self.name = variables.mask_text(f"sqlite:///{file}")
-        # by which a command finds it again
         self.option = f" --history {shlex.quote(variables.mask_text(url))}" if url else ""
         if file != MEMORY:
             if reading and not Path(file).exists():
@@ -181,8 +181,9 @@ class Book:
         """The machine under which the run of this id is kept. Raises UsageError if it is not."""
         machines = self._machines_of(run)
         if not machines:
-            hint = f"collbench history add {run}{self.option} keeps it"
-            raise UsageError(f"{run} is not kept", hint)
+            raise UsageError(
+                f"{run} is not kept", f"collbench history add {run}{self.option} keeps it"
+            )
         return machines[0]
 
     def accept(self, baseline: Baseline) -> bool:
@@ -202,6 +203,16 @@ class Book:
         with self._transaction() as to:
             lines = to.execute("SELECT DISTINCT machine FROM runs ORDER BY machine").fetchall()
         return [machine for (machine,) in lines]
+
+    def default_machines(self) -> list[str]:
+        """Machines that are meant where none is named: this one, or all where it has no runs."""
+        machines, host = self.machines(), environment.host_name()
+        return [host] if host in machines else machines
+
+    def select(self, machine: str) -> str:
+        """The options by which a command finds this book and the machine, for hints."""
+        is_meant = self.default_machines() == [machine]
+        return self.option + ("" if is_meant else f" --machine {shlex.quote(machine)}")
 
     def baselines(self, machine: str) -> list[Baseline]:
         """Oldest first."""

@@ -57,6 +57,9 @@ CLEARED = 2  # groups in which a host was fine
 PASSES = 6
 
 
+ITERATIONS, NEGLIGIBLE = 30, 1e-4  # until the scatter and the share of lost tests agree
+
+
 UNLIKELY = 0.01  # no test is taken to err more seldom
 
 
@@ -80,8 +83,9 @@ class Culprit(msgspec.Struct, frozen=True):
 class Located(msgspec.Struct, frozen=True):
     """``open`` are hosts neither cleared nor named. ``alpha`` and ``beta`` (of a fault twice as
     deep as tau) are what the scatter of groups that were fine says, and not less than UNLIKELY;
-    ``reference`` is what well groups reach. ``confirmed`` is how often tests were made to confirm a
-    host or link.
+    ``alpha`` is not less than the share of slow tests among hosts that were all cleared, either.
+    ``reference`` is what the better of well groups reach. ``confirmed`` is how often tests were
+    made to confirm a host or link.
     """
 
     culprits: list[Culprit]
@@ -117,7 +121,8 @@ class _State:
     def __init__(self, n: int, rules: Rules) -> None:
         self.n, self.rules = n, rules
         self.fine: Counter[int] = Counter()
-        self.rates: list[float] = []
+        self.groups: list[Group] = []
+        self.rates: list[float] = []  # that these reached
         self.culprits: list[Culprit] = []
         self.suspects: set[int] = set()
         self.tests = self.rounds = self.confirmed = 0
@@ -143,6 +148,7 @@ class _State:
         rates = list((yield groups))
         self.tests, self.rounds = self.tests + len(groups), self.rounds + 1
         self.reference = self.reference or float(np.quantile(rates, 0.75)) or stats.TINY
+        self.groups += groups
         self.rates += rates
         return [rate / self.reference for rate in rates]
 
@@ -161,16 +167,22 @@ class _State:
 
     def located(self) -> Located:
         """The result of the search so far."""
-        well = np.array(
-            [rate for rate in self.rates if not self.slow(rate / (self.reference or 1.0))]
+        shares = [rate / (self.reference or 1.0) for rate in self.rates]
+        cut, deeper = (math.log(max(1 - k * self.rules.tau, stats.TINY)) for k in (1, 2))
+        well = np.array([share for share in shares if not self.slow(share)] or [1.0])
+        middle, spread = estimate_scatter(np.log(well), cut)
+        alpha, beta = (
+            NormalDist().cdf(z / spread) for z in (cut - middle, deeper - (cut - middle))
         )
-        logs = np.log(np.maximum(well, stats.TINY)) if len(well) else np.zeros(1)
-        spread = max(1.4826 * stats.mad(logs), uniformity.NOISE)
-        depth = math.log(1 - self.rules.tau)
-        deeper = math.log(max(1 - 2 * self.rules.tau, stats.TINY))
-        alpha, beta = (NormalDist().cdf(z / spread) for z in (depth, deeper - depth))
         cleared = {host for host, times in self.fine.items() if times >= CLEARED}
         unknown = sorted(set(range(self.n)) - cleared - self.named_hosts)
+        healthy = cleared.difference(*(culprit.members for culprit in self.culprits))
+        among_healthy = [
+            self.slow(share)
+            for group, share in zip(self.groups, shares, strict=True)
+            if healthy.issuperset(group)
+        ]
+        alpha = max(alpha, sum(among_healthy) / max(1, len(among_healthy)))
         return Located(
             self.culprits,
             unknown,
@@ -182,6 +194,23 @@ class _State:
             self.reference,
             self.confirmed,
         )
+
+
+def estimate_scatter(logs: stats.Floats, cut: float) -> tuple[float, float]:
+    """The middle and the standard deviation of what well groups reach, by ``logs``, the logarithms
+    of those of them that are not below ``cut``. How many are below follows from the two, and the
+    middle from how many: they are made anew until they agree. The scatter is that of the upper
+    half, which no cut and no fault has touched, and larger the fewer tests say so."""
+    lost = 0.0
+    for _ in range(ITERATIONS):
+        middle = float(np.quantile(logs, max(0.0, (0.5 - lost) / (1 - lost))))
+        above = logs[logs >= middle] - middle
+        deviation = math.sqrt(above @ above / len(above)) * (1 + 1 / len(above))
+        spread = max(deviation, uniformity.NOISE)
+        before, lost = lost, NormalDist().cdf((cut - middle) / spread)
+        if abs(lost - before) < NEGLIGIBLE:
+            break
+    return middle, spread
 
 
 def start_search(n: int, rules: Rules) -> Search:

@@ -395,15 +395,16 @@ def make_line(verdict: Verdict) -> str:
 
 
 def make_nagios(verdict: Verdict) -> tuple[int, str]:
-    """A plugin's exit code and line with performance data: critical findings are CRITICAL, others a
-    WARNING."""
+    """A plugin's exit code and line with the day and performance data: critical findings are
+    CRITICAL, others a WARNING."""
     code, word = (
         CRITICAL
         if any(f.severity == "critical" for f in verdict.findings)
         else NAGIOS[verdict.state]
     )
     # which begins performance data
-    text = f"{describe_mark(verdict)}{verdict.sentence}".replace("|", "/")
+    day = f"{plain_line(verdict.ended[:10])}: " if verdict.ended else ""
+    text = f"{describe_mark(verdict)}{day}{verdict.sentence}".replace("|", "/")
     data = " ".join(
         f"{severity}={number}" for severity, number in _count_severities(verdict).items()
     )

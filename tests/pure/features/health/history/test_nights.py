@@ -4,6 +4,7 @@ and how often the rules err."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,21 @@ def series(values: list[float], of: object = CASE, **fields: object) -> Series:
         for n, v in enumerate(values)
     ]
     return Series(machine="node1", case=of, nights=made)
+
+
+def test_a_runs_fingerprint_is_made_once_for_each_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each launch of each row: it reads all facts of the machine."""
+    made: list[str] = []
+    real = history.run_fingerprint
+
+    def count(facts: Mapping[str, Any], backend: str = "") -> str:
+        made.append(backend)
+        return real(facts, backend)
+
+    monkeypatch.setattr(history, "run_fingerprint", count)
+    rows = [*swept("all_reduce"), case(8, backend="mpi")]
+    launches = history.launches_of(dated(1, dict.fromkeys(rows, 1e6)))
+    assert len(launches) == len(rows) and sorted(made) == ["gloo", "mpi"]
 
 
 def accept_since(row: Series, begins: str, reason: str) -> Series:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from statistics import mean
 
 import pytest
 
@@ -220,6 +221,42 @@ def test_healthy_hosts_are_named_no_oftener_than_is_said(n: int) -> None:
     for most in range(1, max(wrong) + 1):
         share = sum(count for confirmed, count in wrong.items() if confirmed <= most) / searches
         assert share <= most * alpha ** (locate.CONFIRMED - 1)
+
+
+@pytest.mark.parametrize("n", [6, 40])
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.05, 0.07])
+@pytest.mark.parametrize("faulty", [None, 1])
+def test_tests_of_healthy_hosts_err_no_oftener_than_is_said(
+    n: int, noise: float, faulty: int | None
+) -> None:
+    """What a group reaches has a normal error. The chances that searches give, against what all
+    their tests of healthy hosts came to, and whom they named."""
+    searches, alphas, chances = 200, list[float](), list[float]()
+    tests = slow = wrong = 0
+    for seed in range(searches):
+        rng = random.Random(seed)
+        measured: list[float] = []
+
+        def rate(group: Group, rng=rng, measured=measured) -> float:  # type: ignore[no-untyped-def]
+            reached = HEALTHY * rng.gauss(1.0, noise)
+            if faulty in group:
+                return reached / 2
+            measured.append(reached)
+            return reached
+
+        located, _ = searched(n, rate, Rules(seed=seed))
+        tests += len(measured)
+        slow += sum(reached < (1 - DEFAULTS.tau) * located.reference for reached in measured)
+        wrong += any(faulty not in members for members in named(located))
+        alphas.append(located.alpha)
+        chances.append(1 - located.sure)
+    assert slow / tests <= mean(alphas) and wrong / searches <= mean(chances)
+
+
+def test_a_clear_fault_in_noise_of_two_percent_is_sure() -> None:
+    for seed in range(20):
+        located, _ = searched(232, ring({9: 0.5}, noise=0.02, seed=seed))
+        assert named(located) == {(9,)} and located.sure > SURE
 
 
 def test_findings_name_hosts_and_links() -> None:
