@@ -201,6 +201,12 @@ def split_axes(cases: Sequence[Case]) -> tuple[list[str], str]:
     )
 
 
+def split_modes(cases: Sequence[Case]) -> dict[str, tuple[list[str], str]]:
+    """The axes of the cases of each mode, as ``split_axes`` has them."""
+    modes = dict.fromkeys(case.mode for case in cases)
+    return {mode: split_axes([case for case in cases if case.mode == mode]) for mode in modes}
+
+
 def word_axes(case: Case) -> dict[str, str]:
     """Values of ``axis_values`` in words that name their axis; none for the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""

@@ -207,10 +207,11 @@ def _make_series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]
         for where, members in sharing.items()
     }
 
+    several = {where: len({run for run, _ in members}) > 1 for where, members in sharing.items()}
+
     def name(run: int, case: Case) -> str:
         where = case.collective, case.mode
-        several = len({series for series, _ in sharing[where]}) > 1
-        return _name_series(case, varying[where], labels[run] if several else "")
+        return _name_series(case, varying[where], labels[run] if several[where] else "")
 
     return [
         Series(

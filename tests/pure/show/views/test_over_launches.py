@@ -64,6 +64,28 @@ def test_a_terminal_has_the_median_over_launches_as_a_report_has() -> None:
     assert cells_of(file, "summary", "answers")[0][1] == "1.08 ms"
 
 
+class CountedRun(int):
+    """The number of a run, which counts how often it is looked up."""
+
+    looked = 0
+
+    def __hash__(self) -> int:
+        CountedRun.looked += 1
+        return int.__hash__(self)
+
+
+def test_a_series_is_named_without_looking_through_all_others() -> None:
+    points = series.make_view([make_file([timed(case(KIB))], [world()])]).points
+    many = [
+        msgspec.structs.replace(points[0], run=CountedRun(0), case=case(KIB, n=n))
+        for n in range(2, 102)
+    ]
+    CountedRun.looked = 0
+    made = series._make_series(many, ["one"])
+    assert len({one.name for one in made}) == len(many)
+    assert CountedRun.looked < 10 * len(many)
+
+
 def test_an_invalid_launch_does_not_hide_the_others() -> None:
     file = launched(1e6, 1.01e6, 1.02e6)
     file.records[0] = timed(case(KIB), 5e5, invalid={"late start": 30})
