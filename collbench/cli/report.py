@@ -92,7 +92,7 @@ def report(options: ReportOptions) -> None:
     if options.png:
         html.find_browser()
     files = [run_file.read_digest(path) for path in _find_runs(options.runs or ["@last"])]
-    gc.freeze()  # what was read stays: to look through it again and again takes seconds
+    gc.disable()  # what was read and is made of it stays: looking through it takes seconds
     document = run.make_document(files, _conclude_from(files, options.compare))
     if options.title:
         document = msgspec.structs.replace(document, title=options.title)

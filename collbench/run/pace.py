@@ -206,7 +206,7 @@ class TwoPassPace(Pace):
         wide = [r for r in self._coarse.values() if is_too_wide(r) or is_without_samples(r)]
         by_leader: dict[Case, Record] = {}
         for record in sorted(wide, key=interval_width, reverse=True):
-            by_leader.setdefault(record.case.siblings[-1], record)
+            by_leader.setdefault(record.case.leader, record)
         self._coarse = {
             case: self._coarse[case]
             for leader in by_leader
@@ -414,7 +414,7 @@ class BudgetPace(Pace):
         if not record.case.is_leader:
             self._siblings.append(record)
             return record
-        among = record.case.siblings  # a resumed run may hear of others without their leader
+        among = {*record.case.siblings}  # a resumed run may hear of others without their leader
         siblings = [record, *(r for r in self._siblings if r.case in among)]
         self._siblings.clear()
         entry = self._out.pop(record.case, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -122,6 +122,8 @@ class Gathered(Reporter):
     plan order."""
 
     run: Run
+    skips: Sequence[Skip] = ()
+    arrived: Collection[Outcome] = ()  # in the order in which records came
     ended: End | None = None
     path: Path | None = None
 
@@ -129,9 +131,11 @@ class Gathered(Reporter):
         """Keep the run, its cases and skips; nothing has arrived yet."""
         self.run, self.cases, self.skips = run, cases, skips
         self.worlds: dict[int, World] = {}
-        self.arrived: list[Outcome] = []
+        self._outcomes: dict[int, Outcome] = {}  # by number
+        self.arrived = self._outcomes.values()
+        self._numbers: dict[Case, list[int]] = {}
+        self._heard = 0
         self._index_by_case = {case: index for index, case in enumerate(cases)}
-        self._arrived_cases: set[Case] = set()
 
     def world(self, world: World) -> None:
         """Keep the world by its index."""
@@ -139,10 +143,12 @@ class Gathered(Reporter):
 
     def record(self, record: Record, row: Derived | None) -> None:
         """Keep the record; it replaces the one before where the case was measured again."""
-        if record.again and record.case in self._arrived_cases:
-            self.arrived = [outcome for outcome in self.arrived if outcome[0].case != record.case]
-        self._arrived_cases.add(record.case)
-        self.arrived.append((record, row))
+        numbers = self._numbers.setdefault(record.case, [])
+        while record.again and numbers:
+            del self._outcomes[numbers.pop()]
+        numbers.append(self._heard)
+        self._outcomes[self._heard] = (record, row)
+        self._heard += 1
 
     def end(self, end: End, path: Path | None) -> None:
         """Keep the end of the run, and the path where it was saved."""
@@ -177,7 +183,7 @@ class Gathered(Reporter):
         """All records with what is derived of each, in plan order."""
         return self.sort_by_plan(self.arrived)
 
-    def sort_by_plan(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def sort_by_plan(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """The outcomes in plan order, those of cases that were not planned last."""
         return sorted(
             outcomes,

@@ -43,7 +43,14 @@ from collbench.run.reporter import Gathered, Outcome, Step
 from collbench.run.runner import runner_of
 from collbench.show import busy, terminal
 from collbench.show.views import run_table as views
-from collbench.show.words import PLACES, by_mode, format_cells, list_caveats, split_axes
+from collbench.show.words import (
+    PLACES,
+    by_mode,
+    format_cells,
+    list_caveats,
+    split_axes,
+    split_modes,
+)
 from collbench.suite.case import Case, Skip
 
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
@@ -277,6 +284,11 @@ class LiveTable(Status):
         self._news: list[tuple[Outcome, str]] = []  # what no line has told yet, with a remark
         self._told: set[Case] = set()
 
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        self._varying = split_axes(cases)[0] if cases else []
+        self._axes_by_mode = split_modes(cases)
+        super().begin(run, cases, skips)
+
     def world(self, world: World) -> None:
         super().world(world)
         needs = {(case.backend, case.world, case.env) for case in self.cases}
@@ -321,8 +333,7 @@ class LiveTable(Status):
     def _describe_so_far(self, record: Record, row: Derived) -> str:
         """What is known of a case, in words."""
         cells = format_cells(record, row)
-        names = [name for name in split_axes(self.cases)[0] if name != "place"]
-        axes = [cells[name] for name in names if cells.get(name)]
+        axes = [cells[name] for name in self._varying if name != "place" and cells.get(name)]
         place = [PLACES[cells["place"]]] if cells["place"] else []
         busbw = [] if row.busbw is None else [f"{cells['busbw']} GB/s"]
         what = ", ".join([cells["size"], *axes, *place])
@@ -362,7 +373,8 @@ class LiveTable(Status):
         ]
 
     def _table(self, mode: str, outcomes: Sequence[Outcome], live: bool = False) -> RenderableType:
-        table = views.make_table(mode, outcomes, self.cases, live, self.run.policy.fresh)
+        fresh = self.run.policy.fresh
+        table = views.make_table(mode, outcomes, self._axes_by_mode, live, fresh)
         return terminal.render_block(table, self._console.width)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -201,6 +201,12 @@ def split_axes(cases: Sequence[Case]) -> tuple[list[str], str]:
     )
 
 
+def split_modes(cases: Sequence[Case]) -> dict[str, tuple[list[str], str]]:
+    """The axes of the cases of each mode, as ``split_axes`` has them."""
+    modes = dict.fromkeys(case.mode for case in cases)
+    return {mode: split_axes([case for case in cases if case.mode == mode]) for mode in modes}
+
+
 def word_axes(case: Case) -> dict[str, str]:
     """Values of ``axis_values`` in words that name their axis; none for the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""
@@ -280,28 +286,43 @@ def format_cells(record: Record, row: Derived | None) -> dict[str, str]:
     }
 
 
+def read_optional(row: Derived, mode: str) -> dict[str, Any]:
+    """What a row has for OPTIONAL columns; ``host`` and ``device`` are times by the clock that the
+    median does not use."""
+    values: dict[str, Any] = {}
+    for name, time in (("device", row.device), ("host", row.host)):
+        if time is not None and time != row.times.median:
+            values[name] = time
+    if row.control is not None and mode == "streaming":
+        values["isolated"] = row.control
+    if row.sensitive:
+        values[CONTROLS.get(mode, "aligned")] = row.control
+    if row.absorbed is not None:
+        values["absorbed"] = row.absorbed
+    if row.wirebw is not None:
+        values["wirebw"] = row.wirebw
+    if row.wire is not None and not is_silent(row.wire):
+        values["wire"] = row.wire
+    if chose := plain_line(row.chose):
+        values["ran"] = chose
+    return values
+
+
+OPTIONAL_FORMATS: dict[str, Callable[[Any], str]] = {
+    "absorbed": "{:.0%}".format,
+    "wirebw": format_bandwidth,
+    "wire": "{:.2f}".format,
+    "ran": str,
+}
+
+
 def format_optional(row: Derived | None, mode: str) -> dict[str, str]:
-    """Cells of OPTIONAL columns, empty where a row has no such value; ``host`` and ``device`` are
-    times by the clock that the median does not use."""
-    times = {"device": row.device, "host": row.host} if row else {}
+    """Cells of OPTIONAL columns, empty where a row has no such value (``read_optional``)."""
+    values = read_optional(row, mode) if row else {}
     texts = {
-        name: format_duration(time)
-        for name, time in times.items()
-        if time is not None and row and time != row.times.median
+        name: OPTIONAL_FORMATS.get(name, format_duration)(value) for name, value in values.items()
     }
-    if row and row.control is not None and mode == "streaming":
-        texts["isolated"] = format_duration(row.control)
-    if row and row.sensitive:
-        texts[CONTROLS.get(mode, "aligned")] = format_duration(row.control)
-    if row and row.absorbed is not None:
-        texts["absorbed"] = f"{row.absorbed:.0%}"
-    if row and row.wirebw is not None:
-        texts["wirebw"] = format_bandwidth(row.wirebw)
-    if row and row.wire is not None and not is_silent(row.wire):
-        texts["wire"] = f"{row.wire:.2f}"
-    return {name: texts.get(name, "") for name in OPTIONAL} | {
-        "ran": plain_line(row.chose) if row else ""
-    }
+    return dict.fromkeys(OPTIONAL, "") | texts
 
 
 def list_movements(outcomes: Iterable[Outcome]) -> list[str]:

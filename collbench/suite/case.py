@@ -195,6 +195,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return [msgspec.structs.replace(self, **fields) for fields in reversed(varying)]
 
     @property
+    def leader(self) -> Case:
+        """The sibling that stands for all: of the first group, or of the first row."""
+        if self.table.together:
+            return msgspec.structs.replace(self, collective=next(iter(self.table.rows)))
+        return msgspec.structs.replace(self, group=0)
+
+    @property
     def index(self) -> int:
         """The case's index among its siblings, 0 for the leader."""
         return [*self.table.rows].index(self.collective) if self.table.together else self.group

@@ -47,6 +47,8 @@ class Overlapped(NamedTuple):
 def judge_overlaps(file: RunFile) -> list[Overlapped]:
     """An Overlapped for each case that was measured with a background and without, by size and then
     in the suite's order of backgrounds."""
+    if not any(record.background for record in file.records):
+        return []
     timed = {(r.case, r.world): r for r in select_counting(file) if r.status == "ok" and r.times_ns}
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
     for (case, world), record in timed.items():

@@ -47,35 +47,43 @@ def solve_constants(
     scale.
 
     ``times`` (…, points) may be many data sets at once, ``weights`` too. By Levenberg and
-    Marquardt's method over logarithms of c, with weights for the robust loss renewed in each round.
+    Marquardt's method over logarithms of c, with weights for the robust loss renewed in each round;
+    constants that no longer move are left as they are while others still do.
     """
-    weights = np.ones_like(times) if weights is None else weights
+    sets, points = times.shape[:-1], times.shape[-1]
+    times = times.reshape(-1, points)
+    weights = np.ones_like(times) if weights is None else weights.reshape(-1, points)
     if start is None:  # what each column could explain at most, alone
         ratios = times[..., None] / np.maximum(design, 1e-30)
         start = np.where(weights[..., None] > 0, ratios, np.inf).min(-2)
-    theta = np.broadcast_to(np.log(start), (*times.shape[:-1], design.shape[1])).copy()
-    damping = np.full(times.shape[:-1], 1e-3)
+    theta = np.broadcast_to(np.log(start), (len(times), design.shape[1])).copy()
+    damping = np.full(len(times), 1e-3)
     cost, residuals, model = _cost_and_gradient(design, theta, times, scale, weights)
     eye = np.eye(design.shape[1])
+    still = np.arange(len(times))  # the data sets whose constants still move
     for _ in range(100):
-        jacobian = design * np.exp(theta)[..., None, :] / (model * scale)[..., None]
-        weighted = jacobian * (weights / np.sqrt(1 + residuals**2))[..., None]
+        off, weight = residuals[still], weights[still]
+        jacobian = design * np.exp(theta[still])[:, None, :] / (model[still] * scale)[..., None]
+        weighted = jacobian * (weight / np.sqrt(1 + off**2))[..., None]
         normal = np.swapaxes(jacobian, -1, -2) @ weighted
         diagonal = np.einsum("...ii->...i", normal)
-        damped = normal + eye * (damping[..., None] * diagonal + 1e-12)[..., None]
-        slope = np.einsum("...ij,...i->...j", weighted, residuals)
+        damped = normal + eye * (damping[still, None] * diagonal + 1e-12)[..., None]
+        slope = np.einsum("...ij,...i->...j", weighted, off)
         move = np.clip(np.linalg.solve(damped, slope[..., None])[..., 0], -2, 2)
-        after, far, ahead = _cost_and_gradient(design, theta + move, times, scale, weights)
-        better = after <= cost
-        theta = np.where(better[..., None], theta + move, theta)
-        residuals, model = (
-            np.where(better[..., None], new, old) for new, old in ((far, residuals), (ahead, model))
-        )
-        small = (np.abs(move).max(-1) < 1e-6) | (cost - after < 1e-9 * (1 + cost)) & better
-        cost, damping = np.where(better, after, cost), np.where(better, damping / 5, damping * 4)
-        if (small | (damping > 1e9)).all():
+        ahead = theta[still] + move
+        after, *there = _cost_and_gradient(design, ahead, times[still], scale, weight)
+        was = cost[still]
+        gain = was - after
+        better = gain >= 0
+        for known, new in zip((theta, cost, residuals, model), (ahead, after, *there), strict=True):
+            known[still[better]] = new[better]
+        damping[still] = np.where(better, damping[still] / 5, damping[still] * 4)
+        rests = (np.abs(move).max(-1) < 1e-6) | (damping[still] > 1e9)
+        if (rests | (gain < 1e-9 * (1 + was)) & better).all():
             break
-    return Solution(np.exp(theta), cost, model)
+        still = still[~rests]
+    constants = np.exp(theta).reshape(*sets, -1)
+    return Solution(constants, cost.reshape(sets), model.reshape(*sets, points))
 
 
 def _cost_and_gradient(

@@ -9,7 +9,7 @@ import msgspec
 
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.records.flags import list_doubts
-from collbench.records.points import Best, Point, find_best
+from collbench.records.points import Best, Point
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Cell, Line, Section, Table, make_columns, tone_text
 from collbench.show.views.measured import draw_best
@@ -25,7 +25,7 @@ NAMED = 1  # of those that tie with the best, this many are named
 
 def make_section(view: View) -> Section | None:
     """The section that a report begins with; None where each case has one implementation only."""
-    if not (best_list := find_best(view.points)):
+    if not (best_list := view.best):
         return None
     sentences = _libraries(best_list)
     if any(
@@ -52,7 +52,7 @@ def make_section(view: View) -> Section | None:
 def make_tables(view: View) -> list[Table]:
     """One for each mode, as modes measure different things."""
     by_mode: dict[str, list[Best]] = {}
-    for best in find_best(view.points):
+    for best in view.best:
         by_mode.setdefault(name_mode(best.winner), []).append(best)
     return [_make_table(mode, best_of_mode, view.labels) for mode, best_of_mode in by_mode.items()]
 

@@ -19,7 +19,7 @@ from collbench.core.text import (
 )
 from collbench.records.columns import BOUNDING
 from collbench.records.flags import list_doubts
-from collbench.records.points import Point, find_best
+from collbench.records.points import Point
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views import summary as summing
@@ -35,7 +35,7 @@ from collbench.show.views.series import (
     name_mode,
     plus_minus,
 )
-from collbench.show.words import OPTIONAL, format_optional, split_axes, word_axes
+from collbench.show.words import OPTIONAL, format_optional, read_optional, split_axes, word_axes
 from collbench.suite.case import Case
 
 CURVES, CDFS = 60, 12  # lines in a figure
@@ -59,7 +59,7 @@ HOLLOW = "A hollow marker is a case in doubt: its flags say why."
 def draw_best(view: View) -> list[Figure]:
     """Time against size in each mode, to stand beside the table of what is best at each size there;
     none where a mode takes several figures."""
-    modes = {name_mode(best.winner) for best in find_best(view.points)}
+    modes = {name_mode(best.winner) for best in view.best}
     swept = {
         title: series
         for title, series in _swept_series(view).items()
@@ -131,8 +131,8 @@ def make_bandwidths(view: View) -> Section:
 
 
 def _times_table(points: Sequence[tuple[Series, Point]], folded: bool) -> Table:
-    optional_values = [format_optional(point.pooled, point.case.mode) for _, point in points]
-    names = [name for name in OPTIONAL if any(values[name] for values in optional_values)]
+    filled = {name for _, point in points for name in read_optional(point.pooled, point.case.mode)}
+    names = [name for name in OPTIONAL if name in filled]
     more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
     figures = ("size", "time", "±", "algbw, GB/s", "busbw, GB/s")
     align = "lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -90,7 +91,8 @@ def make_summary(view: View) -> Section:
         for label, file in zip(view.labels, view.files, strict=True)
         if _is_cut_short(file)
     ]
-    answers = summing.answer_table(view)
+    floors = summing.list_floors(view)
+    answers = summing.answer_table(view, floors)
     told_by_answers = bool(answers and answers.lines[-1].cells[0] == "data")
     sentences += [
         *machines.describe_unlike(view),
@@ -100,9 +102,9 @@ def make_summary(view: View) -> Section:
     sentences += summing.describe_crowded(view)
     sentences += [f"{sentence}." for sentence in summing.busy_runs(view)]
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
-    floors = [line for line in summing.list_floors(view) if {line.cells[2], line.cells[5]} != {"-"}]
+    known = [line for line in floors if {line.cells[2], line.cells[5]} != {"-"}]
     title = "Floor and peak of each collective"
-    peaks = make_table("best-of", title, make_columns(heads, "llrrlrrl"), floors, common=2)
+    peaks = make_table("best-of", title, make_columns(heads, "llrrlrrl"), known, common=2)
     candidates = (answers or peaks, summing.flag_table(view), _notes_table(view))
     tables = [table for table in candidates if table.lines]
     closing = summing.describe_late(view)
@@ -437,25 +439,52 @@ def _select_places(view: View) -> list[tuple[int, int]]:
         (run, index) for run, file in enumerate(view.files) for index in range(len(file.records))
     ]
     sample = thin_points(places, 50)
-    row_bytes = len(
-        msgspec.json.encode([_flatten_record(view, *record_place) for record_place in sample])
-    ) / max(1, len(sample))
+    row_bytes = len(msgspec.json.encode(_list_rows(_flatten_places(view, sample)))) / max(
+        1, len(sample)
+    )
     return thin_points(places, max(1, int(DATA / row_bytes)))
 
 
 def _flatten_records(view: View) -> list[dict[str, Any]]:
     """Records as words.flatten_record has them, with texts for tuples, less the columns that none
     of them fills."""
-    flat_rows = [_flatten_record(view, run, index) for run, index in _select_places(view)]
-    filled = [name for name in NAMES if any(row[name] not in (None, "") for row in flat_rows)]
-    return [{name: row[name] for name in filled} for row in flat_rows]
+    columns = _flatten_places(view, _select_places(view))
+    return _list_rows(
+        {
+            name: values
+            for name, values in columns.items()
+            if any(value not in (None, "") for value in values)
+        }
+    )
+
+
+def _flatten_places(view: View, places: Sequence[tuple[int, int]]) -> dict[str, list[Any]]:
+    """The columns NAMES of the records at these runs and places."""
+    rows = [_flatten_record(view, run, index) for run, index in places]
+    return {name: _plain_column([row[name] for row in rows]) for name in NAMES}
+
+
+def _list_rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
 
 
 def _flatten_record(view: View, run: int, index: int) -> dict[str, Any]:
     record, row = view.files[run].records[index], view.derived[run][index]
     values = {"run": view.labels[run]} | flatten_record(record, row)
-    values |= {"env": format_settings(record.case.env), "over": told_over(record)}
-    return {name: _plain_value(value) for name, value in values.items()}
+    return values | {"env": format_settings(record.case.env), "over": told_over(record)}
+
+
+def _plain_column(values: list[Any]) -> list[Any]:
+    """The values as texts and numbers that JSON has; most columns hold few different ones."""
+    types = set(map(type, values))
+    if types <= {NoneType, bool, int}:
+        return values
+    if float in types:
+        return [_plain_value(value) for value in values]
+    plain = {value: _plain_value(value) for value in set(values)}
+    return [plain[value] for value in values]
 
 
 def _plain_value(value: Any) -> Any:

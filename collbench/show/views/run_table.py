@@ -158,19 +158,20 @@ def _describe_machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
 def make_table(
     mode: str,
     outcomes: Sequence[Outcome],
-    cases: Sequence[Case],
+    axes_by_mode: Mapping[str, tuple[list[str], str]],
     live: bool = False,
     fresh: bool = False,
 ) -> Table:
-    """A line per case of ``mode``. Axes along which ``cases``, the plan, do not vary have no column
-    (the header names them), nor has what no line says anything of (words.OPTIONAL); what else does
-    not fit goes by its priority, but never a count of wrong elements. Cycles of ``fresh``
-    ranks are launches."""
-    planned = [case for case in cases if case.mode == mode]
-    varying, constant = split_axes(planned or [record.case for record, _ in outcomes])
+    """A line per case of ``mode``. Axes along which the plan does not vary (``axes_by_mode``, as
+    words.split_modes has them) have no column (the header names them), nor has what no line says
+    anything of (words.OPTIONAL); what else does not fit goes by its priority, but never a count of
+    wrong elements. Cycles of ``fresh`` ranks are launches."""
+    varying, constant = axes_by_mode.get(mode) or split_axes(
+        [record.case for record, _ in outcomes]
+    )
     lines = [format_cells(*outcome) for outcome in outcomes]
     names = choose_columns(lines, varying, reserved_columns(outcomes))
-    several = len({case.mode for case in cases}) > 1
+    several = len(axes_by_mode) > 1
     groups = [[line[name] for name in names if name in AXES and name != "place"] for line in lines]
     changes = [
         not live and before != after for before, after in itertools.pairwise([groups[0], *groups])

@@ -13,7 +13,7 @@ import msgspec
 from collbench.core.collectives import reading_place
 from collbench.core.text import plain_line
 from collbench.records.derive import Derived
-from collbench.records.points import Point, make_points
+from collbench.records.points import Best, Point, find_best, make_points
 from collbench.records.rows import NO_TIME
 from collbench.records.rows import make_rows as records_table
 from collbench.records.types import Record, RunFile, World
@@ -71,13 +71,14 @@ class Conclusion(Protocol):
 
 class View(NamedTuple):
     """All that sections are made from. ``labels`` name the runs; ``worlds`` has each run's by
-    index, ``derived`` what each of its records says."""
+    index, ``derived`` what each of its records says; ``best`` is of ``points``."""
 
     files: Sequence[RunFile]
     labels: list[str]
     worlds: list[dict[int, World]]
     derived: list[list[Derived | None]]
     points: list[Point]
+    best: list[Best]
     series: list[Series]
     others: list[Other]
     conclusion: Conclusion | None
@@ -114,7 +115,8 @@ def make_view(files: Sequence[RunFile], conclusion: Conclusion | None = None) ->
     labels = _label_runs(files)
     series = _make_series(make_points(rows), labels)
     points = [point for one_series in series for point in one_series.points]
-    return View(files, labels, worlds, derived, points, series, others, conclusion)
+    best = find_best(points)
+    return View(files, labels, worlds, derived, points, best, series, others, conclusion)
 
 
 def filter_values(case: Case) -> Meta:
@@ -207,10 +209,11 @@ def _make_series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]
         for where, members in sharing.items()
     }
 
+    several = {where: len({run for run, _ in members}) > 1 for where, members in sharing.items()}
+
     def name(run: int, case: Case) -> str:
         where = case.collective, case.mode
-        several = len({series for series, _ in sharing[where]}) > 1
-        return _name_series(case, varying[where], labels[run] if several else "")
+        return _name_series(case, varying[where], labels[run] if several[where] else "")
 
     return [
         Series(

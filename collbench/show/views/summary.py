@@ -72,10 +72,9 @@ def count_findings(view: View) -> int:
     return sum(bool(record.findings) for file in view.files for record in file.records)
 
 
-def answer_table(view: View) -> Table | None:
-    """Latency floor, peak and data as figures to be seen at once; None unless there is one
-    collective in one mode, and any of them is known."""
-    floors = list_floors(view)
+def answer_table(view: View, floors: Sequence[Line]) -> Table | None:
+    """Latency floor, peak (of ``list_floors``) and data as figures to be seen at once; None unless
+    there is one collective in one mode, and any of them is known."""
     if len(floors) != 1:
         return None
     _, _, floor, floor_sure, floor_at, peak, peak_sure, peak_at = map(str, floors[0].cells)

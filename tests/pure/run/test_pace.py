@@ -232,6 +232,22 @@ def test_a_case_is_visited_again_for_the_sake_of_any_of_its_groups(passes: TwoPa
     assert all(record and record.again for record in merged)
 
 
+def test_siblings_are_made_once_for_a_job_and_not_for_each_record(
+    passes: TwoPassPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = msgspec.structs.replace(SMALL[0], groups="mod:64", of=64)
+    passes.open_plan(planned(leader))
+    for what in leader.siblings:
+        passes.accept(scattered(what, 0.5))
+    made, siblings = [], Case.siblings.fget
+    assert siblings
+    monkeypatch.setattr(
+        Case, "siblings", property(lambda case: [made.append(case), siblings(case)][1])
+    )
+    assert [job.case for job in passes.next_jobs()] == [leader]
+    assert len(made) == 1
+
+
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
     passes.open_plan(planned(*SMALL))
     for what in SMALL:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,10 @@ SWEEP = [
     for p in (False, True)
 ]
 OK = End(exit=0, ended="")
+
+
+def table_of(mode: Mode, outcomes, cases: Sequence[Case], live: bool = False) -> Table:
+    return cases_.make_table(mode, outcomes, words_.split_modes(cases), live)
 
 
 def told(reporter, outcomes, cases=None, skips=(), world=None, end=OK, path=None, run=None) -> None:
@@ -214,7 +219,7 @@ def test_clock() -> None:
 def test_tables_fit_and_keep_what_matters(width: int, live: bool) -> None:
     flags = {"flags": ("oversubscribed", "unconverged", "unsteady", "bimodal", "late:3")}
     outcomes = [measured(case, 1e4 + i, row=flags if i % 2 else {}) for i, case in enumerate(SWEEP)]
-    table = console.make_grid(cases_.make_table("isolated", outcomes, SWEEP, live), width)
+    table = console.make_grid(table_of("isolated", outcomes, SWEEP, live), width)
     out = io.StringIO()
     Console(file=out, width=width).print(table)
     lines = out.getvalue().splitlines()
@@ -233,9 +238,7 @@ def test_a_count_of_wrong_elements_is_never_dropped() -> None:
     for outcomes_, there in ((outcomes, False), ([bad, *outcomes[1:]], True)):
         names = [
             str(column.header)
-            for column in console.make_grid(
-                cases_.make_table("isolated", outcomes_, SWEEP), 70
-            ).columns
+            for column in console.make_grid(table_of("isolated", outcomes_, SWEEP), 70).columns
         ]
         assert ("wrong" in names) is there
 
@@ -423,6 +426,40 @@ def test_a_pipe_is_told_what_is_known_of_a_long_run(monkeypatch: pytest.MonkeyPa
     table.end(OK, None)
     ending = out.getvalue().split(lines[2])[1]
     assert "so far" not in ending and "1 GiB" in ending
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_line_or_a_redraw_does_not_look_through_the_plan(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(live, "SO_FAR_AFTER", 0.0)
+    console_ = Console(file=io.StringIO(), width=100, height=30, force_terminal=terminal)
+    table = LiveTable(console_)
+    outcomes = [measured(a_case(nbytes=8 * (i + 1), in_place=i % 2 > 0)) for i in range(200)]
+    table.begin(a_run(), [record.case for record, _ in outcomes], [])
+    table.world(a_world())
+    looked, axis_values = [], words_.axis_values
+    monkeypatch.setattr(
+        words_, "axis_values", lambda case: [looked.append(case), axis_values(case)][1]
+    )
+    for outcome in outcomes[:2]:
+        table.record(*outcome)
+        console_.render_lines(table._view())
+    table.close()
+    assert 0 < len(looked) < 50
+
+
+def test_a_record_of_a_second_pass_takes_the_place_of_the_first_and_comes_last() -> None:
+    cases = [a_case(nbytes=8 << i) for i in range(3)]
+    gathered = reporter_.Gathered()
+    gathered.begin(a_run(), cases, [])
+    arrived = gathered.arrived
+    for case, again in ((0, False), (1, False), (2, False), (1, True), (1, False)):
+        gathered.record(*measured(cases[case], again=again))
+    assert [record.case for record, _ in arrived] == [cases[i] for i in (0, 2, 1, 1)]
+    assert gathered.arrived is arrived  # nothing was copied for a record
+    gathered.record(*measured(cases[1], again=True))
+    assert [record.case for record, _ in arrived] == [cases[i] for i in (0, 2, 1)]
 
 
 def test_programs_get_nothing_of_a_first_pass() -> None:
@@ -699,9 +736,7 @@ def test_of_one_size_its_row_is_the_answer() -> None:
 
 def last_cells(outcomes, width: int = 120) -> list[str]:
     """The last column as a terminal of this width shows it."""
-    table = console.make_grid(
-        cases_.make_table("isolated", outcomes, [r.case for r, _ in outcomes]), width
-    )
+    table = console.make_grid(table_of("isolated", outcomes, [r.case for r, _ in outcomes]), width)
     return [str(cell) for cell in table.columns[-1]._cells]
 
 
@@ -724,7 +759,7 @@ FLAGGED = [
 def test_a_row_shows_doubts_and_a_mark_for_remarks_of_its_own() -> None:
     assert last_cells(FLAGGED) == ["", "bimodal:10.0µs|20.0µs", "invalid ·", "", "·", ""]
     assert last_cells(FLAGGED, 40) == ["", "B", "I ·", "", "·", ""]
-    legend = printed(cases_.make_table("isolated", FLAGGED, [r.case for r, _ in FLAGGED]), width=40)
+    legend = printed(table_of("isolated", FLAGGED, [r.case for r, _ in FLAGGED]), width=40)
     assert "B bimodal, I invalid" in legend
 
 
@@ -775,7 +810,7 @@ def test_of_few_rows_each_has_its_own_flags() -> None:
 def test_a_wide_interval_has_a_colour_and_no_word() -> None:
     wide = {"lo": 8_000.0, "flags": ("unconverged",)}
     rows = [measured(a_case(), row=wide), measured(a_case(nbytes=8))]
-    table = cases_.make_table("isolated", rows, SWEEP)
+    table = table_of("isolated", rows, SWEEP)
     index = table.heads.index("±")
     cell, other = (line.cells[index] for line in table.lines)
     assert str(cell) == "±20%" and cell.spans[0].tone == "notice" and other == "±1.5%"
@@ -784,8 +819,8 @@ def test_a_wide_interval_has_a_colour_and_no_word() -> None:
 
 def test_the_column_of_the_other_cadence_is_there_from_the_first_row() -> None:
     rows = [measured(a_case(nbytes=8, mode="host"), row={"control": 9_000.0})]
-    assert "aligned" in cases_.make_table("host", rows, [rows[0][0].case], live=True).heads
-    assert "aligned" not in cases_.make_table("host", LARGE, SWEEP).heads
+    assert "aligned" in table_of("host", rows, [rows[0][0].case], live=True).heads
+    assert "aligned" not in table_of("host", LARGE, SWEEP).heads
 
 
 def gathered(outcomes, **more):
@@ -1179,7 +1214,7 @@ def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("columns", "gone"), [(60, True), (300, False)])
 def test_columns_that_find_no_room_are_named(columns: int, gone: bool) -> None:
-    table = cases_.make_table("isolated", [measured(c) for c in SWEEP], SWEEP)
+    table = table_of("isolated", [measured(c) for c in SWEEP], SWEEP)
     assert bool(re.search("hidden at 60 columns: .*min", printed(table, width=columns))) == gone
 
 

@@ -55,6 +55,7 @@ from collbench.show.document import (
     make_columns,
     tone_text,
 )
+from collbench.show.figure_style import round_finite
 from collbench.show.views.plan_table import MOST_PLANNED
 from collbench.show.words import axis_values, shorten_text, split_axes, word_axes
 from collbench.suite.case import Case, Skip
@@ -478,6 +479,8 @@ def _flatten_rows(view: Readable) -> list[dict[str, Any]]:
                 if name == "env"
                 else " ".join(v)
                 if isinstance(v, tuple)
+                else round_finite(v)
+                if isinstance(v, float)
                 else v
                 for name, v in fields.items()
             }

@@ -84,8 +84,8 @@ def find_shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
 
 def _strip_size(case: Case) -> Case:
     """The case without its size, by which rows that differ only in size are found; for rows that
-    are measured together it is that of the last."""
-    like = case.siblings[-1] if case.table.together else case
+    are measured together it is that of their leader."""
+    like = case.leader if case.table.together else case
     return msgspec.structs.replace(like, nbytes=0, align=1)
 
 

@@ -24,7 +24,7 @@ from collbench.features.predict.efficiency import (
     Yardstick,
     find_crossings,
 )
-from collbench.records.points import Point, find_best
+from collbench.records.points import Point
 from collbench.show import figure_style, figures
 from collbench.show.document import Cell, Figure, Line, Section, Table, code_text, make_columns
 from collbench.show.views.series import (
@@ -179,7 +179,7 @@ def make_crossovers(view: View) -> Section | None:
     def identify_point(point: Point, nbytes: int) -> tuple[object, ...]:
         return point.run, nbytes, msgspec.structs.replace(point.case, nbytes=0)
 
-    first = [(w, w.size) for best in find_best(view.points) for w in (best.winner, *best.ties)]
+    first = [(w, w.size) for best in view.best for w in (best.winner, *best.ties)]
     leading = {identify_point(*best) for best in first}
     crossings = [
         crossing

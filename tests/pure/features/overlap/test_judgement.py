@@ -7,7 +7,7 @@ from factories import case, make_file, world
 from msgspec.structs import replace
 
 from collbench.core.errors import Exit
-from collbench.features.overlap import command
+from collbench.features.overlap import command, judgement
 from collbench.features.overlap import view as views
 from collbench.features.overlap.judgement import Overlapped, judge_overlaps
 from collbench.features.predict import fit
@@ -61,6 +61,11 @@ def test_more_or_less_gets_done_than_one_after_the_other(
     assert one.slower.lo <= slower * 1.002 and slower <= one.slower.hi
     assert one.other.lo <= other <= one.other.hi
     assert one.both.estimate == pytest.approx(1 / slower + 1 / other, rel=0.01)
+
+
+def test_a_run_without_backgrounds_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judgement, "select_counting", lambda file: pytest.fail("looked through"))
+    assert judge_overlaps(make_file([r for r in rows(1.0, 1.0) if not r.background])) == []
 
 
 def test_too_few_rounds_bound_nothing_and_decide_nothing() -> None:

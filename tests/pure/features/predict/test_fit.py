@@ -111,6 +111,21 @@ def test_solve_finds_the_minimum_that_scipy_finds() -> None:
         assert cost == pytest.approx(best.cost, rel=1e-5)
 
 
+def test_rounds_are_for_data_sets_whose_constants_still_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    design = regression.line_columns(SIZES.astype(float))
+    exact, noisy = design @ (ALPHA, BETA), np.random.default_rng(6).standard_normal(len(SIZES))
+    times = np.stack([exact] * 99 + [exact * np.exp(0.3 * noisy)])
+    solved, solve = [], np.linalg.solve
+    monkeypatch.setattr(
+        regression.np.linalg, "solve", lambda a, b: [solved.append(len(a)), solve(a, b)][1]
+    )
+    found = regression.solve_constants(design, times, np.full(len(SIZES), 0.01))
+    assert solved[0] == 100 and solved[-1] == 1
+    assert found.constants[:99] == pytest.approx(np.array([(ALPHA, BETA)] * 99))
+
+
 def test_segments_are_found_where_protocols_change() -> None:
     rng = np.random.default_rng(4)
     wanted = [slice(0, 12), slice(12, 18), slice(18, 28)]

@@ -78,6 +78,7 @@ def test_parts_of_a_step_are_cases_of_which_the_whole_stands_for_all() -> None:
     assert [case.collective for case in found] == ["step", "computation", "communication"]
     assert [case.index for case in found] == [0, 1, 2]
     assert whole.siblings[-1] == whole
+    assert {one.leader for one in found} == {whole}
     assert {*others} < {*whole.siblings}
     assert (whole.size, others[0].size) == (660, 0)
     assert len({case.key for case in found}) == 3

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from factories import case, make_file, record, world
 
+from collbench.records import points
 from collbench.records.derive import derive_row
 from collbench.records.types import Record, RunFile, ToolTime
 from collbench.run.reporter import Gathered
@@ -62,6 +63,44 @@ def test_a_terminal_has_the_median_over_launches_as_a_report_has() -> None:
     (line,) = closing_lines(file)
     assert line.startswith("all_reduce, isolated: 1.08 ms ±7.")
     assert cells_of(file, "summary", "answers")[0][1] == "1.08 ms"
+
+
+class CountedRun(int):
+    """The number of a run, which counts how often it is looked up."""
+
+    looked = 0
+
+    def __hash__(self) -> int:
+        CountedRun.looked += 1
+        return int.__hash__(self)
+
+
+def test_a_series_is_named_without_looking_through_all_others() -> None:
+    (point,) = series.make_view([make_file([timed(case(KIB))], [world()])]).points
+    many = [
+        msgspec.structs.replace(point, run=CountedRun(0), case=case(KIB, n=n))
+        for n in range(2, 102)
+    ]
+    CountedRun.looked = 0
+    made = series._make_series(many, ["one"])
+    assert len({one.name for one in made}) == len(many)
+    assert CountedRun.looked < 10 * len(many)
+
+
+def test_a_report_ranks_implementations_once_and_formats_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [case(8 << i, algorithm=name) for i in range(6) for name in ("native", "ring")]
+    ranked, rank = [], points._rank_group
+    monkeypatch.setattr(points, "_rank_group", lambda group: [ranked.append(group), rank(group)][1])
+    formatted, format_optional = [], measured.format_optional
+    monkeypatch.setattr(
+        measured, "format_optional", lambda *row: [formatted.append(row), format_optional(*row)][1]
+    )
+    monkeypatch.setattr(series, "MOST", 3)
+    document = report.make_document([make_file([timed(each) for each in cases], [world()])])
+    assert {"best", "bandwidth"} <= {section.name for section in document.sections}
+    assert (len(ranked), len(formatted)) == (6, 3)
 
 
 def test_an_invalid_launch_does_not_hide_the_others() -> None:
