@@ -196,7 +196,7 @@ def _build_homes(order: Order, options: AbOptions, folder: Path, stack: ExitStac
     from collbench.features.compare.ab import variants
     from collbench.run.launch import join
 
-    build = variants.Build(options.build, options.rebuild)
+    build = stack.enter_context(closing(variants.Build(options.build, options.rebuild)))
     homes = variants.settle_homes(order.variants, build, folder)
     source = options.where.find_source()
     seconds = order.suite.policy.timeout or join.SECONDS
