@@ -574,8 +574,8 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     state = "failed" if failed else "passed" if able else "undecided"
     return (
         f"A/A check {state}: of identical sides every change is a false alarm;"
-        f" {times['SUSPECT']} suspected and {confirmed} confirmed in"
-        f" {format_count(len(rows), 'row')},"
-        " where one suspicion in 50 rows and none confirmed are allowed; "
+        f" {times['SMALL']} small, {times['SUSPECT']} suspected and {confirmed} confirmed in"
+        f" {format_count(len(rows), 'row')}; one suspicion in 50 rows and none confirmed are"
+        " allowed, and one small in 20 is expected at 95% for each row; "
         + (f"{able} of them could have failed" if able else "no row was precise enough to fail")
     )

@@ -532,7 +532,8 @@ def describe_alarms(view: Readable) -> list[str]:
     return [
         f"{what}: {format_count(about.experiments, 'experiment')},"
         f" {format_count(about.rows, 'row')},"
-        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed{undecided};"
+        f" {about.small:,} small at 95% for each row, {about.suspected:,} suspected,"
+        f" {about.confirmed:,} confirmed{undecided};"
         f" last {about.last}{older}"
     ]
 

@@ -1236,6 +1236,8 @@ def test_one_row_has_no_mean() -> None:
 def test_two_alike_sides_tell_how_many_alarms_were_false() -> None:
     calm = compare(*experiment(dict.fromkeys(sized(60), spread(0)), aa=True), Rules())
     assert any(note.startswith("A/A check passed") and "0 suspected" in note for note in calm.notes)
+    slight = compare(*experiment(dict.fromkeys(sized(3), spread(0.02)), aa=True), Rules())
+    assert "3 small, 0 suspected and 0 confirmed in 3 rows" in slight.notes[-1]
     rows = dict.fromkeys(sized(60), spread(0)) | dict.fromkeys(sized(2), spread(0.2))
     note = compare(*experiment(rows, aa=True), Rules()).notes[-1]
     assert note.startswith("A/A check failed") and "2 suspected and 0 confirmed in 60" in note

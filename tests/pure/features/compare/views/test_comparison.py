@@ -372,10 +372,11 @@ def test_a_reason_that_rows_share_is_told_once() -> None:
         (None, []),
         (Alarms(), ["no A/A check of this machine yet (collbench ab --aa)"]),
         (
-            Alarms(experiments=20, rows=240, suspected=1, last="2026-11-23", older=3),
+            Alarms(experiments=20, rows=240, small=12, suspected=1, last="2026-11-23", older=3),
             [
-                "A/A (both sides the same) on this machine: 20 experiments, 240 rows, 1 suspected,"
-                " 0 confirmed; last 2026-11-23, 3 older ones not judged"
+                "A/A (both sides the same) on this machine: 20 experiments, 240 rows, 12 small at"
+                " 95% for each row, 1 suspected, 0 confirmed; last 2026-11-23, 3 older ones not"
+                " judged"
             ],
         ),
     ],
