@@ -339,8 +339,8 @@ def _rule_row(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
     clear = shift is not None and (
         shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
     )
-    if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
-        noisy = "too noisy to gate"  # mde says what it would miss
+    if _hides_changes(ruling, row.tau) and not clear:  # else scatter has hidden nothing
+        noisy = "too noisy to gate"
         if (
             verdict in CHANGED and ruling.stage == 2
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
@@ -375,6 +375,19 @@ def _rule_row(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
     return msgspec.structs.replace(
         row, delta=_relative_change(shift.estimate), lo=bounds[0], hi=bounds[1]
     )
+
+
+def _hides_changes(ruling: Ruling, tau: float) -> bool:
+    """Whether a test at 95 % of launches that scatter so would miss changes of twice ``tau`` more
+    than once in five."""
+    if ruling.scatter is None:
+        return False
+    if ruling.pairs:
+        found = paired.smallest_change(ruling.scatter, ruling.pairs)
+    else:
+        launches = len(ruling.base), len(ruling.head)
+        found = paired.smallest_unpaired_change(ruling.scatter, *launches)
+    return _relative_change(found) > 2 * tau
 
 
 def _relative_change(change: float) -> float:

@@ -187,7 +187,23 @@ def test_an_interval_decides(change: float, width: float, verdict: str) -> None:
     assert row.verdict == verdict
     if not width:
         assert row.lo == row.hi == pytest.approx(change, abs=1e-6)
-        assert row.mde == pytest.approx(0, abs=1e-9)
+        assert row.mde == pytest.approx(row.tau)  # below which nothing is called changed
+
+
+def test_the_smallest_change_counts_all_rows_that_are_measured_again() -> None:
+    """And scatter alone says whether a row may fail."""
+    few, many = (
+        compare(
+            *experiment(
+                dict.fromkeys(sized(n), spread(0.1, width=5.5)),
+                dict.fromkeys(sized(n), spread(0.1, 12, width=5.5)),
+            ),
+            Rules(tau=0.05),
+        ).rows[0]
+        for n in (1, 20)
+    )
+    assert few.mde and many.mde and few.tau < few.mde < 2 * few.tau < many.mde
+    assert few.verdict == many.verdict == "REGRESSED" and few.gates and many.gates
 
 
 def test_an_interval_that_reaches_beyond_what_matters_on_either_side_is_not_same() -> None:
