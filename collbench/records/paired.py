@@ -2,10 +2,11 @@
 time.
 
 Everything is exact for small numbers of launches and assumes no normal distribution, but for the
-smallest changes that are found; ``estimate_shift`` wants changes that lie symmetrically about their median, as
-they do between two sides that scatter alike. Changes are differences of natural logarithms, so that
-exp(change) is a ratio. Sources: Hodges & Lehmann 1963 (estimates); Hollander & Wolfe, Nonparametric
-Statistical Methods, §3 and §4 (their intervals, ties); Wilcoxon 1945; Mann & Whitney 1947.
+smallest changes that are found; ``estimate_shift`` wants changes that lie symmetrically about their
+median, as they do between two sides that scatter alike. Changes are differences of natural
+logarithms, so that exp(change) is a ratio. Sources: Hodges & Lehmann 1963 (estimates); Hollander &
+Wolfe, Nonparametric Statistical Methods, §3 and §4 (their intervals, ties); Wilcoxon 1945; Mann &
+Whitney 1947.
 """
 
 from __future__ import annotations

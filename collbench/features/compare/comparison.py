@@ -35,6 +35,7 @@ from collbench.machine.environment import Difference
 from collbench.records import paired
 from collbench.records.case_rows import CaseRows, Place, gather_case_rows, smallest_change
 from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.path_proof import judge_paths
 from collbench.records.rows import Row, case_time
 from collbench.records.types import Run, RunFile, row_key
 
@@ -134,15 +135,8 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
             sides.describe_remedy(base_rows, right),
         )
     pairs = [Pair(key, base_rows.get(key), right.get(key)) for key in {**base_rows, **right}]
-    last = max(
-        (
-            launch_key
-            for pair in pairs
-            for side in pair.sides.values()
-            for launch_key in side.launches
-        ),
-        default=(0, 0),
-    )
+    launches = [key for pair in pairs for side in pair.sides.values() for key in side.launches]
+    last = max(launches, default=(0, 0))
     pairs.sort(key=_row_order)
     skipped = [
         LeftOut(key=pair.key, case=pair.case, reason=why, dropped=bool(pair.dropped))
@@ -166,6 +160,8 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
     ]
     why_apart = terms.all_apart(remaining)
     code, reason = find_exit(_make_outcome(terms, remaining, rows, skipped, why_apart))
+    path, sentence = judge_paths(*(file.records for file in (*bases, *heads) if in_pairs))
+    notes = _list_notes(terms, remaining, rows, why_apart)
     return Comparison(
         base=bases[0].run,
         head=heads[0].run,
@@ -175,9 +171,9 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
         rows=rows,
         aggregates=_make_aggregates(terms, remaining, rows),
         rules=rules,
-        exit=code,
-        reason=reason,
-        notes=_list_notes(terms, remaining, rows, why_apart),
+        exit=path if path and code in (Exit.OK, Exit.NO_VERDICT) else code,
+        reason=f"{sentence}; {reason}" if path else reason,
+        notes=[*notes, sentence] if sentence and not path else notes,
         skipped=skipped,
     )
 

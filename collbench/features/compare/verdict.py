@@ -358,13 +358,13 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
     interval at ``level``; ``mde`` the smallest change that would be called REGRESSED or IMPROVED
-    with a chance of 80 %, never below ``tau``; ``scatter`` the standard deviation of log time (of pairs: of their changes); ``p``
-    of the exact test; ``pairs`` the paired launches behind the verdict and ``stage`` where they
-    come from (0: not paired); ``lacking``, how many more a verdict takes, should they scatter
-    alike. ``why`` explains the verdict where the figures do not; ``gates`` says whether this row
-    may fail a comparison, and ``spared`` why it may not though rows of this comparison do;
-    ``operations`` are those of a whole step that changed; ``note`` is what else differs between the
-    sides, on which no verdict rests."""
+    with a chance of 80 %, never below ``tau``; ``scatter`` the standard deviation of log time (of
+    pairs: of their changes); ``p`` of the exact test; ``pairs`` the paired launches behind the
+    verdict and ``stage`` where they come from (0: not paired); ``lacking``, how many more a verdict
+    takes, should they scatter alike. ``why`` explains the verdict where the figures do not;
+    ``gates`` says whether this row may fail a comparison, and ``spared`` why it may not though rows
+    of this comparison do; ``operations`` are those of a whole step that changed; ``note`` is what
+    else differs between the sides, on which no verdict rests."""
 
     key: str
     case: Case

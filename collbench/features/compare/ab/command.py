@@ -178,6 +178,7 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
         ngpus=options.ranks,
         max_time=options.max_seconds,
         path=options.path,
+        other_backends=[side.backend for side in sides.values() if side.backend],
         launcher=options.where.launcher,
         source=options.where.find_source(),
     )

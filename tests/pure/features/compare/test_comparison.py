@@ -37,11 +37,13 @@ from collbench.features.training.parts import PARTS
 from collbench.records.case_rows import gather_case_rows, smallest_change
 from collbench.records.choice import add_names
 from collbench.records.derive import NO_SAMPLE
+from collbench.records.traffic import needed_bytes
 from collbench.records.types import (
     Calibration,
     RankInfo,
     Record,
     RunFile,
+    Sent,
     ToolTime,
     World,
     row_key,
@@ -204,6 +206,30 @@ def test_the_smallest_change_counts_all_rows_that_are_measured_again() -> None:
     )
     assert few.mde and many.mde and few.tau < few.mde < 2 * few.tau < many.mde
     assert few.verdict == many.verdict == "REGRESSED" and few.gates and many.gates
+
+
+@pytest.mark.parametrize(
+    ("share", "code", "words"),
+    [
+        (1.0, Exit.OK, "the path was taken in 2 of 2 cases"),
+        (0.0, Exit.BAD, "the path was not taken in 1 of 2 cases"),
+        (None, Exit.NO_VERDICT, "the path is not known in 2 of 2 cases"),
+    ],
+)
+def test_an_experiment_is_judged_by_its_paths(share: float | None, code: Exit, words: str) -> None:
+    """By those of both sides; here head may leave its own."""
+    what = msgspec.structs.replace(ROW, backend="gloo", env=(("COLLBENCH_PATH", "loopback-nic"),))
+
+    def count(side: str, _: object, record: Record) -> Record:
+        if share is None:
+            return record
+        carried = round(needed_bytes(what) * (share if side == "head" else 1.0))
+        sent = Sent(calls=1, ns=1, idle_ns=1, bytes={"tcp": carried}, idle={}, loopback=carried)
+        return msgspec.structs.replace(record, sent=[sent])
+
+    found = compare(*experiment({what: spread(0)}, change=count), Rules())
+    assert found.exit == code
+    assert words in " ".join([found.reason, *found.notes])
 
 
 def test_an_interval_that_reaches_beyond_what_matters_on_either_side_is_not_same() -> None:
