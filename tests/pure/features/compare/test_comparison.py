@@ -192,6 +192,14 @@ def test_an_interval_decides(change: float, width: float, verdict: str) -> None:
         assert row.mde == pytest.approx(row.tau)  # below which nothing is called changed
 
 
+def test_no_pair_is_left_out_for_the_time_of_its_launches() -> None:
+    """Of base, three launches are so fast that ranks start apart by over 20 % of the time."""
+    rounds = [(base, 1.02 * base) for base in (0.97e6, 0.98e6, 0.99e6, *[1.02e6] * 5)]
+    skewed = experiment({ROW: rounds}, change=changed("base", skew_ns=[200_000] * 7))
+    row = judged(*skewed)
+    assert row.pairs == 8 and row.gates and row.delta == pytest.approx(0.02, abs=1e-6)
+
+
 def test_the_smallest_change_counts_all_rows_that_are_measured_again() -> None:
     """And scatter alone says whether a row may fail."""
     few, many = (
@@ -461,12 +469,12 @@ def test_a_launch_without_a_fit_time_is_left_out_with_its_partner() -> None:
 
 
 def test_launches_that_decide_nothing_are_left_out_where_they_are_few() -> None:
-    skewed = {"skew_ns": [5 * 10**6] * 7, "times_ns": [9 * 10**6] * 7}
-    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches([0, 1], **skewed)))
+    cut = {"stop": "cut", "times_ns": [9 * 10**6] * 7}
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches([0, 1], **cut)))
     assert (row.pairs, row.gates) == (8, True)
-    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches(range(6), **skewed)))
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches(range(6), **cut)))
     assert (row.pairs, row.gates) == (10, False)
-    assert "skewed!" in row.why
+    assert "cut-short" in row.why
 
 
 def test_invalid_rows_of_base_leave_nothing_due_but_by_strict_rules() -> None:
@@ -1040,9 +1048,9 @@ def test_of_launches_without_pairs_those_that_started_alike_are_compared() -> No
 
 
 def test_launches_that_may_not_be_judged_count_when_more_are_asked_for() -> None:
-    """Of 12, 6 on each side start far too much apart."""
-    sound, skewed = record(ROW, 1e6), record(ROW, 1e6, skew_ns=[500_000])
-    side = [stored({ROW: made}) for made in [sound] * 7 + [skewed] * 5]
+    """Of 12 on each side, 5 were cut short."""
+    sound, cut = record(ROW, 1e6), record(ROW, 1e6, stop="cut")
+    side = [stored({ROW: made}) for made in [sound] * 7 + [cut] * 5]
     why = only(compare(side, side)).why
     assert why.startswith("7 and 7 of 12 launches may be judged")
     assert "--launches 18" in why
