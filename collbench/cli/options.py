@@ -102,15 +102,19 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
 
 
-def add_paths(axes: Axes, paths: Sequence[str], source: PlaceSource | None = None) -> Axes:
-    """The sweep with the settings of each path in place of each setting. Raises UsageError where
-    both decide the same."""
+def add_paths(
+    axes: Axes,
+    paths: Sequence[str],
+    source: PlaceSource | None = None,
+    other_backends: Sequence[str] = (),
+) -> Axes:
+    """The sweep with the settings of each path, for its backends and others that are to run its
+    cases, in place of each setting. Raises UsageError where both decide the same."""
     if not paths:
         return axes
+    backends = (*axes.backends, *other_backends)
     nic = "" if source else find_default_interface()
-    envs = tuple(
-        _add_path(name, axes.backends, env, nic, source) for env in axes.envs for name in paths
-    )
+    envs = tuple(_add_path(name, backends, env, nic, source) for env in axes.envs for name in paths)
     return msgspec.structs.replace(axes, envs=envs)
 
 
@@ -361,9 +365,10 @@ def change_suite(
     inject: str = "",
     launches: int | None = None,
     path: str = "",
+    other_backends: Sequence[str] = (),
 ) -> Suite:
     """A suite with what the command line says in place of it, and filled in where it says nothing
-    itself."""
+    itself. ``other_backends`` are to run its cases, too."""
     changes = {
         "ranks": tuple(grammar.parse_integer("-g", word, 1) for word in grammar.split_words(ngpus)),
         "backends": tuple(grammar.split_words(backend)),
@@ -381,12 +386,12 @@ def change_suite(
         if axes.groups:
             rule = choose_groups(axes.groups, launcher, source, f"{suite.name}: groups")
             axes = replace(axes, groups=rule)
-        return add_paths(_settle_axes(axes, launcher, source), paths, source)
+        return add_paths(_settle_axes(axes, launcher, source), paths, source, other_backends)
 
     def add_to_envs(envs: tuple[Setting, ...]) -> tuple[Setting, ...]:
         backends = changes.get("backends") or suite.values("backends")
         swept = replace(suite.axes, envs=envs, backends=backends)
-        return add_paths(swept, paths, source).envs
+        return add_paths(swept, paths, source, other_backends).envs
 
     changed = replace(
         suite,

@@ -101,7 +101,9 @@ class Flag(NamedTuple):
 
     ``effect``: a row that "ungates" is shown and decides no verdict; the time of one that
     "excludes" stands in its own line and is used nowhere, for ``reason``. ``of_group``: all rows
-    of a process group have it. ``stays``: its row shows it, however many others have it too.
+    of a process group have it. ``of_time``: whether a launch has it depends on its own time, so
+    that it counts for all launches of a case or for none (rows.share_flags). ``stays``: its row
+    shows it, however many others have it too.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Flag(NamedTuple):
     severe_effect: Effect = ""
     reason: str = ""
     of_group: bool = False
+    of_time: bool = False
     stays: bool = False
     letter: str = ""  # where a terminal has no room for its name
 
@@ -315,6 +318,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "fewer than 6 samples: too few for an interval",
         "{enough}",
         effect="ungates",
+        of_time=True,
         letter="N",
     ),
     Flag(
@@ -350,6 +354,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "leave a core to each rank and stop other processes; larger sizes are less affected",
         severe=SEVERE,
         severe_effect="ungates",
+        of_time=True,
         letter="S",
     ),
     Flag(
@@ -360,6 +365,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "put several calls into each sample (-m 20)",
         severe=SEVERE,
         severe_effect="ungates",
+        of_time=True,
         letter="H",
     ),
     Flag(
@@ -438,6 +444,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         " `as called`",
         "measure what a program sees (--mode host)",
         effect="ungates",
+        of_time=True,
     ),
     Flag(
         "no-splits",
@@ -478,6 +485,7 @@ def _names_of(effect: Effect) -> tuple[str, ...]:
 
 
 UNGATED = _names_of("ungates")
+OF_TIME = frozenset(name for name in UNGATED if FLAGS_BY_NAME[name.rstrip("!")].of_time)
 EFFECTIVE = tuple(flag for flag in FLAGS if flag.effect or flag.severe_effect)
 EXCLUDED = {name: FLAGS_BY_NAME[name.rstrip("!")].reason for name in _names_of("excludes")}
 

@@ -20,7 +20,7 @@ from collbench.core.errors import UsageError
 from collbench.machine.load import Load
 from collbench.records import derive, run_file, stats
 from collbench.records.flags import GRADED, FlagInputs, find_effective_flags
-from collbench.records.rows import Launch, explain_unfit, find_launches, find_ungated
+from collbench.records.rows import Launch, explain_unfit, find_launches, find_ungated, share_flags
 from collbench.records.types import (
     Cache,
     Choice,
@@ -182,10 +182,14 @@ class MedianReader:
             launch = launches.get(record.world, record.world)
             key = case, launch, record.status == "predicted"
             together.setdefault(key, []).append(record)
-        return [
+        rows = [
             _make_row(case, Launch(run.id, launch, 0, 0), cycles, worlds_by_index)
             for (case, launch, _), cycles in together.items()
         ]
+        keys = [(case, is_predicted) for case, _, is_predicted in together]
+        fit = [(key, row.ungated) for key, row in zip(keys, rows, strict=True) if not row.unfit]
+        shared = iter(share_flags([key for key, _ in fit], [flags for _, flags in fit]))
+        return [row if row.unfit else row._replace(ungated=next(shared)) for row in rows]
 
 
 def _make_row(

@@ -1,11 +1,12 @@
 """Statistics of comparisons: what launches of two sides, in pairs or not, say of a shift in log
 time.
 
-Everything is exact for small numbers of launches and assumes no normal distribution, but for
-``estimate_mde``; ``estimate_shift`` wants changes that lie symmetrically about their median, as
-they do between two sides that scatter alike. Changes are differences of natural logarithms, so that
-exp(change) is a ratio. Sources: Hodges & Lehmann 1963 (estimates); Hollander & Wolfe, Nonparametric
-Statistical Methods, §3 and §4 (their intervals, ties); Wilcoxon 1945; Mann & Whitney 1947.
+Everything is exact for small numbers of launches and assumes no normal distribution, but for the
+smallest changes that are found; ``estimate_shift`` wants changes that lie symmetrically about their
+median, as they do between two sides that scatter alike. Changes are differences of natural
+logarithms, so that exp(change) is a ratio. Sources: Hodges & Lehmann 1963 (estimates); Hollander &
+Wolfe, Nonparametric Statistical Methods, §3 and §4 (their intervals, ties); Wilcoxon 1945; Mann &
+Whitney 1947.
 """
 
 from __future__ import annotations
@@ -225,14 +226,44 @@ def smallest_unpaired_change(scatter: float, base: int, head: int) -> float:
 
 
 def _mde_factor(deviation: float, freedom: int, per: float) -> float:
-    return 1.1 * _power_quantile(freedom) * deviation * float(np.sqrt(per))
+    quantiles = _student_quantile(freedom, 0.975) + _student_quantile(freedom, 0.8)
+    return 1.1 * quantiles * deviation * math.sqrt(per)
 
 
-@lru_cache(maxsize=256)
-def _power_quantile(freedom: int) -> float:
+def confirmed_change(scatter: float, pairs: int, tau: float, tests: int, stages: int = 2) -> float:
+    """The smallest change that ``stages`` stages of so many pairs all find, with a chance of 80 %:
+    the estimate reaches ``tau`` (relative), and the interval that counts for so many ``tests``
+    excludes zero. Of fewer pairs than can confirm anything, it is that of ``fewest_rounds``;
+    infinite for one."""
+    if pairs < 2:
+        return math.inf
+    pairs = max(pairs, fewest_rounds(tests))
+    return _confirmed_change(scatter / math.sqrt(pairs), pairs - 1, tau, tests, 0.8 ** (1 / stages))
+
+
+def confirmed_unpaired_change(
+    scatter: float, base: int, head: int, tau: float, tests: int
+) -> float:
+    """``confirmed_change`` of launches of two sides without pairs, which are judged once; infinite
+    where a side has one launch."""
+    if min(base, head) < 2:
+        return math.inf
+    error = scatter * math.sqrt(1 / base + 1 / head)
+    return _confirmed_change(error, base + head - 2, tau, tests, 0.8)
+
+
+def _confirmed_change(error: float, freedom: int, tau: float, tests: int, chance: float) -> float:
+    """The change whose estimate, of this standard error, is far enough from zero with a chance."""
+    beyond = _student_quantile(freedom, chance) * error
+    half = _student_quantile(freedom, (1 + bonferroni_level(tests)) / 2) * error
+    return max(math.log1p(tau) + beyond, 1.1 * (half + beyond))
+
+
+@lru_cache(maxsize=1024)
+def _student_quantile(freedom: int, chance: float) -> float:
     from scipy.special import stdtrit  # loads four times sooner than scipy.stats
 
-    return float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8))
+    return float(stdtrit(freedom, chance))
 
 
 def count_enough_pairs(changes: Values, tau: float, level: float = 0.95) -> float:

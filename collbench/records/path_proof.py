@@ -4,14 +4,17 @@ says of rank 0's connections, and by the bytes that network interfaces counted."
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.paths import find_path
 from collbench.core.text import format_count
 from collbench.records.traffic import needed_bytes, settle_counts
 from collbench.records.types import Record, Sent
+from collbench.suite.case import Case
 
 State = Literal["", "held", "broken", "unknown"]
 
@@ -115,10 +118,26 @@ def _prove_by_log(name: str, kinds: set[str], transport: str, counted: _Counted)
     return PathProof("held", said)
 
 
-def judge_paths(records: Iterable[Record]) -> tuple[Exit, str]:
-    """The exit code of a run by its paths, and a sentence: BAD where one was not taken, NO_VERDICT
-    where that is not known of any."""
-    proofs = [proof for record in records if (proof := prove_path(record)).state]
+def _weigh_proofs(proofs: Sequence[PathProof]) -> PathProof:
+    """The proof of a case by those of its launches and cycles: not taken in half of those that
+    tell."""
+    known = [proof for proof in proofs if proof.state != "unknown"]
+    broken = [proof for proof in known if proof.state == "broken"]
+    if broken and 2 * len(broken) >= len(known):
+        return broken[0]
+    return next((proof for proof in known if proof.state == "held"), proofs[0])
+
+
+def judge_paths(*runs: Iterable[Record]) -> tuple[Exit, str]:
+    """The exit code of runs by the paths of their cases, and a sentence: BAD where one was not
+    taken, NO_VERDICT where that is not known of any."""
+    by_case: dict[tuple[int, Case], list[PathProof]] = {}
+    for number, records in enumerate(runs):
+        for record in records:
+            if (proof := prove_path(record)).state:
+                case = msgspec.structs.replace(record.case, cycle=0)
+                by_case.setdefault((number, case), []).append(proof)
+    proofs = list(map(_weigh_proofs, by_case.values()))
     states = [proof.state for proof in proofs]
     if not proofs:
         return Exit.OK, ""

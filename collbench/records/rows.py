@@ -8,6 +8,7 @@ shows or judges times reads this table, so that a run has one median wherever it
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 from collbench.core.text import format_settings
 from collbench.records import derive, paired, stats
 from collbench.records.columns import COLUMNS, Kind
-from collbench.records.flags import EXCLUDED, FEW, FEWEST_SAMPLES, UNGATED
+from collbench.records.flags import EXCLUDED, FEW, FEWEST_SAMPLES, OF_TIME, UNGATED
 from collbench.records.time_summary import pool_summaries
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.suite.case import Case
@@ -60,7 +61,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     ``unfit`` are the reasons for which its time is shown nowhere and the row counted everywhere:
     a status (failed, wrong, skipped), "no time", a flag of EXCLUDED.
-    ``ungated`` are flags for which the time is shown and decides nothing. ``derived`` is of the
+    ``ungated`` are flags for which the time is shown and decides nothing; those of OF_TIME are
+    all launches' of the case in the run, or none's (share_flags). ``derived`` is of the
     samples of all ``fit`` cycles together, and None where the row is unfit. ``flags`` are those of
     any timed cycle. Times in nanoseconds a call.
     """
@@ -201,10 +203,12 @@ def make_rows(files: Sequence[RunFile], kind: str | None = None) -> list[Row]:
             )
             cycle = Cycle(index, record, derived, unfit)
             together.setdefault(key, []).append(cycle)
-        rows += [
-            _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
-            for (case, launch, _), cycles in together.items()
-        ]
+        rows += _share_between(
+            [
+                _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
+                for (case, launch, _), cycles in together.items()
+            ]
+        )
     return rows
 
 
@@ -246,10 +250,49 @@ def _make_row(
         derived=derived,
         flags=tuple(dict.fromkeys(flag for summary in timed for flag in summary.flags)),
         unfit=() if fit else tuple(dict.fromkeys(cycle.unfit for cycle in cycles)),
-        ungated=find_ungated(
-            derived.times.samples if derived else 0, [c.derived.flags for c in fit if c.derived]
-        ),
+        ungated=_find_own_flags(derived, fit),
     )
+
+
+def _find_own_flags(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
+    samples = derived.times.samples if derived else 0
+    return find_ungated(samples, [cycle.derived.flags for cycle in fit if cycle.derived])
+
+
+def _share_between(rows: Sequence[Row]) -> list[Row]:
+    """A run's rows, of which the fit launches of a case share flags (share_flags)."""
+    fit = select_fit(rows)
+    keys = [(row.case, row.launch.stage, row.predicted) for row in fit]
+    shared = iter(share_flags(keys, [row.ungated for row in fit]))
+    return [row if row.unfit else _replace_flags(row, next(shared)) for row in rows]
+
+
+def _replace_flags(row: Row, flags: tuple[str, ...]) -> Row:
+    return row if row.ungated == flags else msgspec.structs.replace(row, ungated=flags)
+
+
+def share_flags(
+    keys: Sequence[Hashable], flags_by_launch: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """The flags for which each launch decides nothing, as launches of one key share them: a flag of
+    OF_TIME is had by all where at least half have it, else by none. To leave out single launches
+    for such a flag is to leave them out for their time, and changes shrink."""
+    if all(map(OF_TIME.isdisjoint, flags_by_launch)):
+        return list(flags_by_launch)
+    launches = Counter(keys)
+    having = Counter(
+        (key, flag)
+        for key, flags in zip(keys, flags_by_launch, strict=True)
+        for flag in OF_TIME.intersection(flags)
+    )
+    return [
+        tuple(
+            flag
+            for flag in dict.fromkeys((*flags, *UNGATED))
+            if (2 * having[key, flag] >= launches[key] if flag in OF_TIME else flag in flags)
+        )
+        for key, flags in zip(keys, flags_by_launch, strict=True)
+    ]
 
 
 def pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
@@ -322,11 +365,14 @@ def select_gateable(rows: Iterable[Row], despite: Collection[str] = ()) -> list[
     return [row for row in select_fit(rows) if not set(row.ungated) - set(despite)]
 
 
-def select_deciding(rows: Iterable[Row]) -> list[Row]:
-    """The rows that a case is judged by: the gateable ones where these are most of the fit; else
-    all that are fit, and then the judgement is shown and nothing follows from it."""
+def select_deciding(rows: Iterable[Row], despite: Collection[str] = ()) -> list[Row]:
+    """The rows that a case is judged by, of one run or several: the gateable ones where these are
+    most of the fit; else all that are fit, and then the judgement is shown and nothing follows from
+    it. ``despite`` are flags that do not forbid it."""
     fit_rows = select_fit(rows)
-    grounds = select_gateable(fit_rows)
+    flags = share_flags([0] * len(fit_rows), [_find_own_flags(r.derived, r.fit) for r in fit_rows])
+    fit_rows = list(map(_replace_flags, fit_rows, flags))
+    grounds = select_gateable(fit_rows, despite)
     return grounds if 2 * len(grounds) > len(fit_rows) else fit_rows
 
 

@@ -330,7 +330,7 @@ def test_how_often_this_machine_was_wrong_is_told(inside, command: str) -> None:
     assert none in inside(*ask).stdout
     pair(experiment="20240101-aa", aa=True, noise=0.001)
     found = inside(*ask).stdout
-    assert f"{told}1 experiment, 2 rows, 0 suspected, 0 confirmed; last 2025-01-01" in found
+    assert f"{told}1 experiment, 2 rows, 0 small at 95% for each row, 0 suspected" in found
 
 
 def called(text: str) -> list[list[str]]:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from experiments import small
 from needs import needs_mpi
 
 from collbench.core.errors import Exit
@@ -45,6 +47,15 @@ def test_mpi_in_shared_memory_that_was_to_be_off_is_seen(cli: Cli) -> None:
     assert done.returncode == Exit.BAD
     assert "off-path" in flags_of(done)
     assert "the rest went through memory" in done.stderr
+
+
+@pytest.mark.long
+def test_both_sides_of_an_experiment_prove_their_paths(cli: Cli, tmp_path: Path) -> None:
+    suite = small(tmp_path, sizes='"64K"', iters=10)
+    asked = ("--head", "X=1", "--rounds", "6,6", "--budget", "0", "--path", "loopback-nic")
+    done = cli("ab", "--suite", suite, *asked, "--format", "json")
+    notes = json.loads(done.stdout)["notes"]
+    assert any(note.startswith("the path was taken in 2 of 2 cases") for note in notes), notes
 
 
 def test_gloo_has_no_memory_to_leave_out(cli: Cli) -> None:

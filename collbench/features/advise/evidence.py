@@ -444,7 +444,7 @@ def measure_launches(members: Sequence[Row], files: Sequence[RunFile], terms: Te
     """The launches of a setting in one form of a cell, of those rows that judge it. Worlds of one
     cycle that are the same setting are one launch, by the mean of their logarithms."""
     despite = (OVERSUBSCRIBED,) if terms.oversubscribed else ()
-    deciding = _select_deciding(members, despite)
+    deciding = rows.select_deciding(members, despite)
     logs: dict[Place, list[float]] = {}
     for row in deciding:
         logs.setdefault(find_place(row), []).append(math.log(row.median))
@@ -491,13 +491,6 @@ def find_fault(members: Sequence[Row]) -> str:
             if record.status == status and not is_without_samples(record):
                 return plain_line(f"{words}: {record.note}" if record.note else words)
     return ""
-
-
-def _select_deciding(members: Sequence[Row], despite: Collection[str]) -> list[Row]:
-    """The rows that judge a setting, as rows.select_deciding has it, in spite of some flags."""
-    fit_rows = rows.select_fit(members)
-    grounds = rows.select_gateable(fit_rows, despite)
-    return grounds if 2 * len(grounds) > len(fit_rows) else fit_rows
 
 
 def _describe_manner(members: Sequence[Row]) -> dict[str, set[str]]:

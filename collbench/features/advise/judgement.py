@@ -100,8 +100,8 @@ class Contest(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A contest as it came out. ``mde`` is the smallest change found with 80 % chance, ``lacking``
-    how many more launches a side would tell, 0 where that is not known."""
+    """A contest as it came out. ``mde`` is the smallest change found at 95 % with 80 % chance,
+    ``lacking`` how many more launches a side would tell, 0 where that is not known."""
 
     contest: Contest
     test: Test

@@ -35,6 +35,7 @@ from collbench.machine.environment import Difference
 from collbench.records import paired
 from collbench.records.case_rows import CaseRows, Place, gather_case_rows, smallest_change
 from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.path_proof import judge_paths
 from collbench.records.rows import Row, case_time
 from collbench.records.types import Run, RunFile, row_key
 
@@ -134,15 +135,8 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
             sides.describe_remedy(base_rows, right),
         )
     pairs = [Pair(key, base_rows.get(key), right.get(key)) for key in {**base_rows, **right}]
-    last = max(
-        (
-            launch_key
-            for pair in pairs
-            for side in pair.sides.values()
-            for launch_key in side.launches
-        ),
-        default=(0, 0),
-    )
+    launches = [key for pair in pairs for side in pair.sides.values() for key in side.launches]
+    last = max(launches, default=(0, 0))
     pairs.sort(key=_row_order)
     skipped = [
         LeftOut(key=pair.key, case=pair.case, reason=why, dropped=bool(pair.dropped))
@@ -166,6 +160,8 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
     ]
     why_apart = terms.all_apart(remaining)
     code, reason = find_exit(_make_outcome(terms, remaining, rows, skipped, why_apart))
+    path, sentence = judge_paths(*(file.records for file in (*bases, *heads) if in_pairs))
+    notes = _list_notes(terms, remaining, rows, why_apart)
     return Comparison(
         base=bases[0].run,
         head=heads[0].run,
@@ -175,9 +171,9 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
         rows=rows,
         aggregates=_make_aggregates(terms, remaining, rows),
         rules=rules,
-        exit=code,
-        reason=reason,
-        notes=_list_notes(terms, remaining, rows, why_apart),
+        exit=path if path and code in (Exit.OK, Exit.NO_VERDICT) else code,
+        reason=f"{sentence}; {reason}" if path else reason,
+        notes=[*notes, sentence] if sentence and not path else notes,
         skipped=skipped,
     )
 
@@ -339,8 +335,8 @@ def _rule_row(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
     clear = shift is not None and (
         shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
     )
-    if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
-        noisy = "too noisy to gate"  # mde says what it would miss
+    if _hides_changes(ruling, row.tau) and not clear:  # else scatter has hidden nothing
+        noisy = "too noisy to gate"
         if (
             verdict in CHANGED and ruling.stage == 2
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
@@ -375,6 +371,19 @@ def _rule_row(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
     return msgspec.structs.replace(
         row, delta=_relative_change(shift.estimate), lo=bounds[0], hi=bounds[1]
     )
+
+
+def _hides_changes(ruling: Ruling, tau: float) -> bool:
+    """Whether a test at 95 % of launches that scatter so would miss changes of twice ``tau`` more
+    than once in five."""
+    if ruling.scatter is None:
+        return False
+    if ruling.pairs:
+        found = paired.smallest_change(ruling.scatter, ruling.pairs)
+    else:
+        launches = len(ruling.base), len(ruling.head)
+        found = paired.smallest_unpaired_change(ruling.scatter, *launches)
+    return _relative_change(found) > 2 * tau
 
 
 def _relative_change(change: float) -> float:

@@ -20,11 +20,13 @@ MOST, ROWS = 20, 300
 
 class Alarms(msgspec.Struct, frozen=True, kw_only=True):
     """``experiments`` on two alike sides that were judged, their ``rows`` with a verdict or a
-    suspicion, and how many of these were suspected or confirmed to have changed; ``undecided`` are
-    the rows without. ``last`` is the day of the newest; ``older`` ones were not judged."""
+    suspicion, and how many of these were called changed too ``small`` to matter, suspected or
+    confirmed to have changed; ``undecided`` are the rows without. ``last`` is the day of the
+    newest; ``older`` ones were not judged."""
 
     experiments: int = 0
     rows: int = 0
+    small: int = 0
     suspected: int = 0
     confirmed: int = 0
     undecided: int = 0
@@ -65,6 +67,7 @@ def find_alarms(comparison: Comparison) -> Alarms | None:
     return Alarms(
         experiments=len(days),
         rows=total.total(),
+        small=total["SMALL"],
         suspected=total["SUSPECT"],
         confirmed=total["REGRESSED"] + total["IMPROVED"],
         undecided=undecided,

@@ -55,8 +55,8 @@ FEWEST_UNPAIRED = 10  # launches a side
 class Ruling(NamedTuple):
     """A verdict and what it rests on: launches of base and head, the shift in log time with its
     interval at ``level``, the scatter of log time (of pairs: of their changes) and the smallest
-    change that it lets be found, the p of the exact test, and how many more pairs a verdict lacks,
-    as far as scatter tells."""
+    change that would be confirmed 4 times in 5 (``mde``), the p of the exact test, and how many
+    more pairs a verdict lacks, as far as scatter tells."""
 
     verdict: Verdict
     why: str = ""
@@ -130,11 +130,23 @@ def rule_by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rul
     What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
     stays one.
     """
-    first = _rule_paired(base, head, tau, 1, 0.95)
-    second = _rule_paired(base, head, tau, 2, paired.bonferroni_level(tests))
+    first = _rule_paired(base, head, tau, 1, 1)
+    second = _rule_paired(base, head, tau, 2, tests)
     last = second or first
+    if first and second and second.bounded:
+        mde = max(_confirmed_change(ruling, tau, n) for ruling, n in ((first, 1), (second, tests)))
+        first, second = first._replace(mde=mde), second._replace(mde=mde)
+    elif first:  # which would be one more of those tested
+        first = first._replace(mde=_confirmed_change(first, tau, tests + 1))
+    elif second:
+        second = second._replace(mde=_confirmed_change(second, tau, tests, stages=1))
     ruling = _weigh_stages(first, second, base.dropped or head.dropped)
     return ruling._replace(lacking=last.lacking if last else 0.0)
+
+
+def _confirmed_change(ruling: Ruling, tau: float, tests: int, stages: int = 2) -> float:
+    scatter = math.inf if ruling.scatter is None else ruling.scatter
+    return paired.confirmed_change(scatter, ruling.pairs, tau, tests, stages)
 
 
 def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> Ruling:
@@ -167,13 +179,14 @@ def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> 
 
 
 def _rule_paired(
-    base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
+    base: CaseRows, head: CaseRows, tau: float, stage: int, tests: int
 ) -> Ruling | None:
-    """The ruling on a row by pairs of launches; None where the sides have no pair in ``stage``."""
+    """The ruling on a row by pairs of launches, one of so many ``tests``; None where the sides have
+    no pair in ``stage``."""
     ratios = log_changes(base, head, stage)
     if not ratios:
         return None
-    values = list(ratios.values())
+    values, level = list(ratios.values()), paired.bonferroni_level(tests)
     sides = [[side.launches[launch_key] for launch_key in ratios] for side in (base, head)]
     shift = paired.estimate_shift(values, level)
     verdict = _class_shift(shift, tau)
@@ -187,12 +200,11 @@ def _rule_paired(
         sides[1],
         shift,
         level,
-        paired.estimate_scatter(values),
-        paired.estimate_mde(values),
-        paired.signed_rank_p(values),
-        len(values),
-        stage,
-        lacking,
+        scatter=paired.estimate_scatter(values),
+        p=paired.signed_rank_p(values),
+        pairs=len(values),
+        stage=stage,
+        lacking=lacking,
     )
 
 
@@ -230,10 +242,11 @@ def rule_by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> 
         shift = None if difference is None else Shift(difference, -math.inf, math.inf, 1.0)
         return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)
     base_logs, head_logs = logs
+    scatter = paired.unpaired_scatter(base_logs, head_logs)
     figures = (
         0.95,
-        paired.unpaired_scatter(base_logs, head_logs),
-        paired.unpaired_mde(base_logs, head_logs),
+        scatter,
+        paired.confirmed_unpaired_change(scatter, len(base_logs), len(head_logs), tau, tests),
         paired.mann_whitney_p(base_logs, head_logs),
     )
     shift, level = paired.unpaired_shift(base_logs, head_logs), paired.bonferroni_level(tests)
@@ -350,14 +363,14 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
-    interval at ``level``; ``mde`` the smallest change found with 80 % chance at 95 %, whatever
-    ``level`` is; ``scatter`` the standard deviation of log time (of pairs: of their changes); ``p``
-    of the exact test; ``pairs`` the paired launches behind the verdict and ``stage`` where they
-    come from (0: not paired); ``lacking``, how many more a verdict takes, should they scatter
-    alike. ``why`` explains the verdict where the figures do not; ``gates`` says whether this row
-    may fail a comparison, and ``spared`` why it may not though rows of this comparison do;
-    ``operations`` are those of a whole step that changed; ``note`` is what else differs between the
-    sides, on which no verdict rests."""
+    interval at ``level``; ``mde`` the smallest change that would be called REGRESSED or IMPROVED
+    with a chance of 80 %, never below ``tau``; ``scatter`` the standard deviation of log time (of
+    pairs: of their changes); ``p`` of the exact test; ``pairs`` the paired launches behind the
+    verdict and ``stage`` where they come from (0: not paired); ``lacking``, how many more a verdict
+    takes, should they scatter alike. ``why`` explains the verdict where the figures do not;
+    ``gates`` says whether this row may fail a comparison, and ``spared`` why it may not though rows
+    of this comparison do; ``operations`` are those of a whole step that changed; ``note`` is what
+    else differs between the sides, on which no verdict rests."""
 
     key: str
     case: Case
@@ -580,8 +593,8 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     state = "failed" if failed else "passed" if able else "undecided"
     return (
         f"A/A check {state}: of identical sides every change is a false alarm;"
-        f" {times['SUSPECT']} suspected and {confirmed} confirmed in"
-        f" {format_count(len(rows), 'row')},"
-        " where one suspicion in 50 rows and none confirmed are allowed; "
+        f" {times['SMALL']} small, {times['SUSPECT']} suspected and {confirmed} confirmed in"
+        f" {format_count(len(rows), 'row')}; one suspicion in 50 rows and none confirmed are"
+        " allowed, and one small in 20 is expected at 95% for each row; "
         + (f"{able} of them could have failed" if able else "no row was precise enough to fail")
     )

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import CannotRun
+from collbench.core.paths import find_path
 from collbench.records.choice import add_names, without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call, do_nothing
@@ -100,9 +101,10 @@ class Trial:
         self._count = partial(bench.board.count_calls, bench.rank)
         self._data = Verification(bench, self._case, self._policy, self._slots, self._calls)
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
-        self._takes_control = (
-            job.control and not bench.backend.interpreted and not job.case.background
-        )
+        can_call = not bench.backend.interpreted and not job.case.background
+        self._takes_control = job.control and can_call
+        needs_proof = bool(find_path(job.case.env)) and not job.coarse
+        self._counts_bytes = (job.control or needs_proof) and can_call
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
@@ -147,7 +149,7 @@ class Trial:
         summed = self._data.digest_results(self._from_inputs)
         adds_as = self._find_adding_names()
         sent: list[Sent] = []
-        if self._takes_control:
+        if self._counts_bytes:
             sent = counted.count_sent(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         gpus = collect_worst(self._control, guard)

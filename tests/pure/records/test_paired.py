@@ -164,6 +164,33 @@ def test_unpaired_mde_is_found_four_times_in_five() -> None:
     assert 0.76 < power < 0.92
 
 
+@pytest.mark.parametrize("scatter", [0.02, 0.1])
+@pytest.mark.parametrize("tests", [1, 10])
+def test_the_smallest_confirmed_change_is_confirmed_four_times_in_five(
+    scatter: float, tests: int
+) -> None:
+    """By both stages, at the level of each, and by estimates that reach what matters."""
+    tau, rng, level = 0.05, RNG(8), paired.bonferroni_level(tests)
+    change = max(
+        paired.confirmed_change(scatter, pairs, tau, number)
+        for pairs, number in ((8, 1), (12, tests))
+    )
+
+    def finds(pairs: int, level: float) -> bool:
+        shift = paired.estimate_shift(rng.normal(change, scatter, pairs), level)
+        return shift.lo > 0 and shift.estimate >= math.log1p(tau)
+
+    power = np.mean([finds(8, 0.95) and finds(12, level) for _ in range(400)])
+    assert 0.76 < power < 0.92
+
+
+def test_no_smallest_confirmed_change_is_below_what_matters() -> None:
+    assert paired.confirmed_change(0.0, 12, 0.05, 1) == pytest.approx(math.log1p(0.05))
+    assert paired.confirmed_unpaired_change(0.0, 10, 10, 0.05, 1) == pytest.approx(math.log1p(0.05))
+    assert paired.confirmed_change(0.1, 1, 0.05, 1) == math.inf
+    assert paired.confirmed_unpaired_change(0.1, 1, 9, 0.05, 1) == math.inf
+
+
 def test_geomean_weighs_all_rows() -> None:
     sums, counts = RNG(5).normal(0.2, 0.1, 8), [2.0] * 8
     middle, lo, hi = paired.estimate_geomean(sums, counts)

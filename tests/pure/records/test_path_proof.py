@@ -167,8 +167,14 @@ UNKNOWN = record(on_path("shm-off", "mpi"))
     [
         ([HELD, UNKNOWN], Exit.OK),
         ([HELD, BROKEN, UNKNOWN], Exit.BAD),
+        ([HELD, HELD, BROKEN], Exit.OK),  # of one case: launches tell by majority
         ([UNKNOWN], Exit.NO_VERDICT),
     ],
 )
 def test_a_run_is_judged_by_its_paths(records: list[Record], code: Exit) -> None:
     assert judge_paths(make_file(records).records)[0] == code
+
+
+def test_each_side_has_paths_of_its_own() -> None:
+    code, sentence = judge_paths([HELD] * 3, [BROKEN] * 2)
+    assert code == Exit.BAD and "was not taken in 1 of 2 cases" in sentence

@@ -232,11 +232,40 @@ def test_from_six_launches_on_the_interval_is_that_of_launches() -> None:
 
 
 def test_a_case_is_judged_by_its_gateable_launches_where_they_are_most() -> None:
-    good, bad = launches(1e6, 2e6), launches(9e6, skew_ns=[5_000_000] * 7)
+    good, bad = launches(1e6, 2e6), launches(9e6, stop="cut")
     assert rows.select_deciding([*good, *bad]) == good
     assert rows.select_deciding([good[0], *bad]) == [good[0], *bad]
     assert rows.select_deciding(bad) == bad
     assert rows.select_deciding(launches(1e6, invalid=INVALID)) == []
+
+
+SHARES: dict[str, dict[str, Any]] = {
+    "skewed!": {"skew_ns": [300_000] * 7},
+    "overhead!": {"overhead_ns": 300_000},
+    "arrival-sensitive": {"control_ns": [2_200_000] * 7},
+}
+
+
+@pytest.mark.parametrize("flag", SHARES)
+@pytest.mark.parametrize(
+    ("medians", "is_flagged"),
+    [((1e6, 1.1e6, 2e6, 2.2e6, 2.4e6), False), ((1e6, 1.1e6, 2e6, 2.2e6), True)],
+)
+def test_no_launch_is_left_out_for_its_time(
+    flag: str, medians: tuple[float, ...], is_flagged: bool
+) -> None:
+    """The first two have the flag, as they are faster."""
+    times = [[round(m * (1 + 0.004 * off)) for off in (0, 1, -1, 2, -2, 3, -3)] for m in medians]
+    every = [file(cycle(0, times_ns=each, **SHARES[flag])) for each in times]
+    worlds = [world(index=i) for i in range(len(medians))]
+    made = [cycle(0, times_ns=t, world=i, **SHARES[flag]) for i, t in enumerate(times)]
+    of_one_run = rows.make_rows([file(*made, worlds=worlds)])
+    assert {row.ungated for row in of_one_run} == {(flag,) * is_flagged}
+    for table in (of_one_run, rows.make_rows(every)):
+        assert sum(flag in row.flags for row in table) == 2
+        deciding = rows.select_deciding(table)
+        assert [row.median for row in deciding] == [*medians]
+        assert [row.ungated for row in deciding] == [(flag,) * is_flagged] * len(medians)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -120,6 +121,13 @@ def test_a_path_is_added_to_settings_of_overrides(tmp_path: Path) -> None:
     names = {tuple(name for name, _ in case.env if name == "A") for case in suite.expand()[0]}
     assert all(("NCCL_SHM_DISABLE", "1") in case.env for case in suite.expand()[0])
     assert names == {(), ("A",)}
+
+
+def test_a_path_has_the_settings_of_a_sides_backend(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"backend": "gloo", "path": "loopback-nic"}
+    suite = options.change_suite(load(tmp_path, SMALL), **given, other_backends=["mpi"])
+    names = {"GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"}
+    assert all(names <= {name for name, _ in case.env} for case in suite.expand()[0])
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,7 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
         ngpus=options.ranks,
         max_time=options.max_seconds,
         path=options.path,
+        other_backends=[side.backend for side in sides.values() if side.backend],
         launcher=options.where.launcher,
         source=options.where.find_source(),
     )
@@ -196,7 +197,7 @@ def _build_homes(order: Order, options: AbOptions, folder: Path, stack: ExitStac
     from collbench.features.compare.ab import variants
     from collbench.run.launch import join
 
-    build = variants.Build(options.build, options.rebuild)
+    build = stack.enter_context(closing(variants.Build(options.build, options.rebuild)))
     homes = variants.settle_homes(order.variants, build, folder)
     source = options.where.find_source()
     seconds = order.suite.policy.timeout or join.SECONDS

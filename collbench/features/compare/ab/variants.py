@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TextIO
 
 import msgspec
 
@@ -157,12 +157,19 @@ def _is_secret(word: str) -> bool:
     return variables.mask_text(bare) != bare
 
 
-class Build(NamedTuple):
-    """The command that builds a revision, and whether to run it though there is a result of it
-    already."""
+class Build:
+    """The command that builds revisions, and whether to run it though there is a result of it
+    already. Trees are locked until this is closed: no other experiment rebuilds what is
+    measured."""
 
-    command: str
-    again: bool = False
+    def __init__(self, command: str, again: bool = False) -> None:
+        self.command, self.again = command, again
+        self.locks: dict[Path, TextIO] = {}  # by tree
+
+    def close(self) -> None:
+        """Unlock the trees."""
+        for lock in self.locks.values():
+            lock.close()
 
 
 def settle_homes(
@@ -238,33 +245,60 @@ def _build_tree(revision: str, build: Build, option: str) -> Path:
     tree = builds_folder() / f"{Path(top).name}-{sha[:12]}-{mark}"
     files.make_folder(tree.parent)
     done = tree.parent / f"{tree.name}.built"
-    with (tree.parent / f"{tree.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another experiment may be building the same
-        if done.is_file() and tree.is_dir() and not build.again:
+    if tree in build.locks:  # of the other side, and just built
+        return tree
+    lock = build.locks[tree] = (tree.parent / f"{tree.name}.lock").open("w")
+    while not _take_lock(lock, fcntl.LOCK_EX, f"measures {tree}" if build.again else ""):
+        _take_lock(lock, fcntl.LOCK_SH, f"builds {tree}")
+        if done.is_file() and tree.is_dir():
             return tree
+    if build.again or not (done.is_file() and tree.is_dir()):
         done.unlink(missing_ok=True)
         shutil.rmtree(tree, ignore_errors=True)
-        _run_git(
-            ["clone", "--quiet", "--shared", "--no-checkout", top, str(tree)],
-            Path(top),
-            f"cannot clone {top}",
-        )
-        if _run_git(["rev-parse", "--is-shallow-repository"], Path(top), top) == "true":
-            # of which a clone shares no objects, and takes branches and tags alone
-            fetch = ["fetch", "--quiet", "--update-shallow", top, sha]
-            _run_git(fetch, tree, f"cannot fetch {revision} from {top}", FETCH)
-        _run_git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
-        if (tree / ".gitmodules").is_file():
-            _run_git(
-                ["submodule", "--quiet", "update", "--init", "--recursive"],
-                tree,
-                f"{revision}'s submodules",
-            )
+        _clone_revision(top, revision, sha, tree)
         if build.command:
             print_message(f"building {revision} ({sha[:12]}) in {tree}: {build.command}")
             _run_build(build.command, tree, sha, f"{option}: building {revision}")
         done.touch()
+    _take_lock(lock, fcntl.LOCK_SH)
     return tree
+
+
+def _take_lock(lock: TextIO, kind: int, activity: str = "") -> bool:
+    """Whether the lock was had, if need be after waiting for another experiment, of which
+    ``activity`` says what it does; without one, at once or not. True on a file system without
+    locks."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not activity:
+            return False
+        print_message(f"waiting for another collbench ab, which {activity}")
+        fcntl.flock(lock, kind)
+    except OSError:
+        pass  # a file system without locks
+    return True
+
+
+def _clone_revision(top: str, revision: str, sha: str, tree: Path) -> None:
+    """Clone the repository ``top`` to ``tree``, with its submodules, at a commit. Raises UsageError
+    and CannotRun."""
+    _run_git(
+        ["clone", "--quiet", "--shared", "--no-checkout", top, str(tree)],
+        Path(top),
+        f"cannot clone {top}",
+    )
+    if _run_git(["rev-parse", "--is-shallow-repository"], Path(top), top) == "true":
+        # of which a clone shares no objects, and takes branches and tags alone
+        fetch = ["fetch", "--quiet", "--update-shallow", top, sha]
+        _run_git(fetch, tree, f"cannot fetch {revision} from {top}", FETCH)
+    _run_git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
+    if (tree / ".gitmodules").is_file():
+        _run_git(
+            ["submodule", "--quiet", "update", "--init", "--recursive"],
+            tree,
+            f"{revision}'s submodules",
+        )
 
 
 def _run_build(command: str, tree: Path, sha: str, what: str) -> None:

@@ -82,8 +82,8 @@ def draw_forest(view: Readable) -> Figure | None:
         caption=(
             "Per row, how much longer head takes than base: the mark is the estimate, the line"
             " through it the interval. A change within the pale whisker could have been missed"
-            " (up to MDE, the smallest change that would be found), one within the grey band is too"
-            f" small to matter. Farthest to the right: {worst.row}, {worst.change}."
+            " (up to MDE, the smallest change that would be called one), one within the grey band"
+            f" is too small to matter. Farthest to the right: {worst.row}, {worst.change}."
         ),
         data=data,
         height=110 + ROW * len(drawn),

@@ -94,8 +94,8 @@ MORE_PAIRS = 8  # paired launches more, with which what they would find is told
 
 LEGEND = (
     "Times are medians over launches ± the larger half of their 95 % interval; change is head /"
-    " base - 1, ~ where zero is inside its interval; MDE is the smallest change that would have"
-    " been found 4 times in 5."
+    " base - 1, ~ where zero is inside its interval; MDE is the smallest change that would be"
+    " called regressed or improved 4 times in 5."
 )
 
 
@@ -384,8 +384,11 @@ def list_advice(view: Readable) -> list[str]:
     if not rows:
         return []
     comparison = view.comparison
+    tests = sum(
+        row.stage == 2 if comparison.paired else row.scatter is not None for row in comparison.rows
+    )
     scatter = _format_range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
-    detectable = _format_range(sorted(math.expm1(_found_by_more(row)) for row in rows))
+    detectable = _format_range(sorted(math.expm1(_found_by_more(row, tests)) for row in rows))
     what = f"{MORE_PAIRS} more pairs" if comparison.paired else f"{FEWEST_UNPAIRED} more a side"
     launches = "pairs of launches" if comparison.paired else "launches"
     unpinned = not comparison.base.policy.pin
@@ -397,13 +400,15 @@ def list_advice(view: Readable) -> list[str]:
     ]
 
 
-def _found_by_more(row: Judged) -> float:
-    """The smallest change in log time that more launches, scattering alike, would find."""
+def _found_by_more(row: Judged, tests: int) -> float:
+    """The smallest change in log time that more launches, scattering alike, would confirm 4 times
+    in 5, where so many rows are tested."""
     scatter = row.scatter or 0.0
     if row.pairs:
-        return paired.smallest_change(scatter, row.pairs + MORE_PAIRS)
+        pairs, number = row.pairs + MORE_PAIRS, tests + (row.stage == 1)
+        return paired.confirmed_change(scatter, pairs, row.tau, number)
     sides = [side.launches + FEWEST_UNPAIRED for side in (row.base, row.head) if side]
-    return paired.smallest_unpaired_change(scatter, sides[0], sides[-1])
+    return paired.confirmed_unpaired_change(scatter, sides[0], sides[-1], row.tau, tests)
 
 
 def name_undecided(view: Readable) -> dict[str, list[str]]:
@@ -532,7 +537,8 @@ def describe_alarms(view: Readable) -> list[str]:
     return [
         f"{what}: {format_count(about.experiments, 'experiment')},"
         f" {format_count(about.rows, 'row')},"
-        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed{undecided};"
+        f" {about.small:,} small at 95% for each row, {about.suspected:,} suspected,"
+        f" {about.confirmed:,} confirmed{undecided};"
         f" last {about.last}{older}"
     ]
 

@@ -317,6 +317,12 @@ def began_otherwise(before: Night, after: Night) -> bool:
 
 
 def _make_night(launches: Sequence[NightLaunch]) -> Night:
+    flags = rows.share_flags(
+        [0] * len(launches), [tuple(launch.unfit.split()) for launch in launches]
+    )
+    launches = [
+        launch._replace(unfit=" ".join(f)) for launch, f in zip(launches, flags, strict=True)
+    ]
     fit = [launch for launch in launches if not launch.unfit]
     used, first = fit or launches, launches[0]
     return Night(

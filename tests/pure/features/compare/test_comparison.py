@@ -37,11 +37,13 @@ from collbench.features.training.parts import PARTS
 from collbench.records.case_rows import gather_case_rows, smallest_change
 from collbench.records.choice import add_names
 from collbench.records.derive import NO_SAMPLE
+from collbench.records.traffic import needed_bytes
 from collbench.records.types import (
     Calibration,
     RankInfo,
     Record,
     RunFile,
+    Sent,
     ToolTime,
     World,
     row_key,
@@ -187,7 +189,55 @@ def test_an_interval_decides(change: float, width: float, verdict: str) -> None:
     assert row.verdict == verdict
     if not width:
         assert row.lo == row.hi == pytest.approx(change, abs=1e-6)
-        assert row.mde == pytest.approx(0, abs=1e-9)
+        assert row.mde == pytest.approx(row.tau)  # below which nothing is called changed
+
+
+def test_no_pair_is_left_out_for_the_time_of_its_launches() -> None:
+    """Of base, three launches are so fast that ranks start apart by over 20 % of the time."""
+    rounds = [(base, 1.02 * base) for base in (0.97e6, 0.98e6, 0.99e6, *[1.02e6] * 5)]
+    skewed = experiment({ROW: rounds}, change=changed("base", skew_ns=[200_000] * 7))
+    row = judged(*skewed)
+    assert row.pairs == 8 and row.gates and row.delta == pytest.approx(0.02, abs=1e-6)
+
+
+def test_the_smallest_change_counts_all_rows_that_are_measured_again() -> None:
+    """And scatter alone says whether a row may fail."""
+    few, many = (
+        compare(
+            *experiment(
+                dict.fromkeys(sized(n), spread(0.1, width=5.5)),
+                dict.fromkeys(sized(n), spread(0.1, 12, width=5.5)),
+            ),
+            Rules(tau=0.05),
+        ).rows[0]
+        for n in (1, 20)
+    )
+    assert few.mde and many.mde and few.tau < few.mde < 2 * few.tau < many.mde
+    assert few.verdict == many.verdict == "REGRESSED" and few.gates and many.gates
+
+
+@pytest.mark.parametrize(
+    ("share", "code", "words"),
+    [
+        (1.0, Exit.OK, "the path was taken in 2 of 2 cases"),
+        (0.0, Exit.BAD, "the path was not taken in 1 of 2 cases"),
+        (None, Exit.NO_VERDICT, "the path is not known in 2 of 2 cases"),
+    ],
+)
+def test_an_experiment_is_judged_by_its_paths(share: float | None, code: Exit, words: str) -> None:
+    """By those of both sides; here head may leave its own."""
+    what = msgspec.structs.replace(ROW, backend="gloo", env=(("COLLBENCH_PATH", "loopback-nic"),))
+
+    def count(side: str, _: object, record: Record) -> Record:
+        if share is None:
+            return record
+        carried = round(needed_bytes(what) * (share if side == "head" else 1.0))
+        sent = Sent(calls=1, ns=1, idle_ns=1, bytes={"tcp": carried}, idle={}, loopback=carried)
+        return msgspec.structs.replace(record, sent=[sent])
+
+    found = compare(*experiment({what: spread(0)}, change=count), Rules())
+    assert found.exit == code
+    assert words in " ".join([found.reason, *found.notes])
 
 
 def test_an_interval_that_reaches_beyond_what_matters_on_either_side_is_not_same() -> None:
@@ -419,12 +469,12 @@ def test_a_launch_without_a_fit_time_is_left_out_with_its_partner() -> None:
 
 
 def test_launches_that_decide_nothing_are_left_out_where_they_are_few() -> None:
-    skewed = {"skew_ns": [5 * 10**6] * 7, "times_ns": [9 * 10**6] * 7}
-    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches([0, 1], **skewed)))
+    cut = {"stop": "cut", "times_ns": [9 * 10**6] * 7}
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches([0, 1], **cut)))
     assert (row.pairs, row.gates) == (8, True)
-    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches(range(6), **skewed)))
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches(range(6), **cut)))
     assert (row.pairs, row.gates) == (10, False)
-    assert "skewed!" in row.why
+    assert "cut-short" in row.why
 
 
 def test_invalid_rows_of_base_leave_nothing_due_but_by_strict_rules() -> None:
@@ -998,9 +1048,9 @@ def test_of_launches_without_pairs_those_that_started_alike_are_compared() -> No
 
 
 def test_launches_that_may_not_be_judged_count_when_more_are_asked_for() -> None:
-    """Of 12, 6 on each side start far too much apart."""
-    sound, skewed = record(ROW, 1e6), record(ROW, 1e6, skew_ns=[500_000])
-    side = [stored({ROW: made}) for made in [sound] * 7 + [skewed] * 5]
+    """Of 12 on each side, 5 were cut short."""
+    sound, cut = record(ROW, 1e6), record(ROW, 1e6, stop="cut")
+    side = [stored({ROW: made}) for made in [sound] * 7 + [cut] * 5]
     why = only(compare(side, side)).why
     assert why.startswith("7 and 7 of 12 launches may be judged")
     assert "--launches 18" in why
@@ -1243,6 +1293,8 @@ def test_one_row_has_no_mean() -> None:
 def test_two_alike_sides_tell_how_many_alarms_were_false() -> None:
     calm = compare(*experiment(dict.fromkeys(sized(60), spread(0)), aa=True), Rules())
     assert any(note.startswith("A/A check passed") and "0 suspected" in note for note in calm.notes)
+    slight = compare(*experiment(dict.fromkeys(sized(3), spread(0.02)), aa=True), Rules())
+    assert "3 small, 0 suspected and 0 confirmed in 3 rows" in slight.notes[-1]
     rows = dict.fromkeys(sized(60), spread(0)) | dict.fromkeys(sized(2), spread(0.2))
     note = compare(*experiment(rows, aa=True), Rules()).notes[-1]
     assert note.startswith("A/A check failed") and "2 suspected and 0 confirmed in 60" in note

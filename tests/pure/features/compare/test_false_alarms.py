@@ -16,6 +16,7 @@ from collbench.features.compare.false_alarms import Alarms
 ROW, RULES = factories.case(), Rules()
 QUIET = factories.ratios(*[0.001, -0.002, 0.003, -0.001] * 2)
 SUSPECT = factories.ratios(*[0.2, 0.21, 0.22, 0.19] * 2)
+SMALL = factories.ratios(*[0.02, 0.021, 0.022, 0.019] * 2)
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +51,9 @@ def judged(rules: Rules = RULES, **fields: Any) -> Comparison:
 def test_what_is_stored_is_judged(home: Path) -> None:
     stored(home, "20260101-a", started="2026-01-01T00:00:00+00:00")
     stored(home, "20260102-b", SUSPECT, started="2026-01-02T00:00:00+00:00")
+    stored(home, "20260103-c", SMALL, started="2026-01-02T00:00:00+00:00")
     assert alarms.find_alarms(judged()) == Alarms(
-        experiments=2, rows=2, suspected=1, confirmed=0, last="2026-01-02"
+        experiments=3, rows=3, small=1, suspected=1, confirmed=0, last="2026-01-02"
     )
 
 

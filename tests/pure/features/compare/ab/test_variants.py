@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -290,15 +293,57 @@ def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
     side, log = parse_variant("git:main X={tree}", "--base"), tmp_path / "log"
 
     def built(again: bool = False) -> int:
-        tree = Path(
-            settle_home(side, Build(f"echo >> {log}", again), "--base", tmp_path).settings["X"]
-        )
+        with closing(Build(f"echo >> {log}", again)) as build:
+            tree = Path(settle_home(side, build, "--base", tmp_path).settings["X"])
         assert (tree / "version").read_text() == "two"
         return log.read_text().count("\n")
 
     assert [built(), built(), built(again=True)] == [1, 1, 2]
     shutil.rmtree(next(path for path in (home / "builds").iterdir() if path.is_dir()))
     assert built() == 3
+
+
+@pytest.mark.usefixtures("same_software")
+def test_a_tree_that_is_measured_is_not_rebuilt(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    side, lock, began = parse_variant("git:main X={tree}", "--base"), fcntl.flock, False
+
+    def flock(file: object, kind: int) -> None:
+        nonlocal began
+        if kind == fcntl.LOCK_EX and not began:  # would wait until the other one has ended
+            began = True
+            assert (tree / "version").exists()
+            measuring.close()
+        lock(file, kind)  # type: ignore[arg-type]
+
+    with closing(Build("")) as measuring, closing(Build("")) as other:
+        tree = Path(settle_home(side, measuring, "--base", tmp_path).settings["X"])
+        settle_home(side, other, "--base", tmp_path)  # may measure it as well
+        other.close()
+        (tree / "mark").touch()
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with closing(Build("", again=True)) as again:
+            settle_home(side, again, "--base", tmp_path)
+            settle_home(side, again, "--head", tmp_path)  # waits for no lock of its own
+    assert began and not (tree / "mark").exists()
+    assert f"waiting for another collbench ab, which measures {tree}" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("same_software")
+def test_a_revision_is_built_on_a_file_system_without_locks(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    side = parse_variant("git:main X={tree}", "--base")
+    with closing(Build("")) as build:
+        assert Path(settle_home(side, build, "--base", tmp_path).settings["X"]).is_dir()
 
 
 @pytest.mark.usefixtures("same_software")

@@ -24,8 +24,7 @@ from collbench.features.compare.false_alarms import Alarms
 from collbench.features.compare.verdict import Judged, LeftOut, Side
 from collbench.features.compare.views import verdicts
 from collbench.features.compare.views.comparison import describe_plan, make_document, make_section
-from collbench.records.paired import smallest_change as paired_mde
-from collbench.records.paired import smallest_unpaired_change as unpaired
+from collbench.records.paired import confirmed_change, confirmed_unpaired_change
 from collbench.records.types import Pairing, Run
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import Document, Figure
@@ -372,10 +371,11 @@ def test_a_reason_that_rows_share_is_told_once() -> None:
         (None, []),
         (Alarms(), ["no A/A check of this machine yet (collbench ab --aa)"]),
         (
-            Alarms(experiments=20, rows=240, suspected=1, last="2026-11-23", older=3),
+            Alarms(experiments=20, rows=240, small=12, suspected=1, last="2026-11-23", older=3),
             [
-                "A/A (both sides the same) on this machine: 20 experiments, 240 rows, 1 suspected,"
-                " 0 confirmed; last 2026-11-23, 3 older ones not judged"
+                "A/A (both sides the same) on this machine: 20 experiments, 240 rows, 12 small at"
+                " 95% for each row, 1 suspected, 0 confirmed; last 2026-11-23, 3 older ones not"
+                " judged"
             ],
         ),
     ],
@@ -479,7 +479,9 @@ def test_what_would_decide_is_said(paired: bool, backend: str, shm: bool) -> Non
     (line,) = verdicts.list_advice(verdicts.make_readable(view))
     assert "scatter by 40%: " in line and ("--backend shm" in line) == shm
     more, found = re.findall(r"(\d+) more .* would find (\d+)%", line)[0]
-    now = paired_mde(math.log(1.4), 10) if paired else unpaired(math.log(1.4), 10, 10)
+    number = (10,) if paired else (10, 10)
+    find = confirmed_change if paired else confirmed_unpaired_change
+    now = find(math.log(1.4), *number, row.tau, 1)
     assert int(more) >= 8 and 10 < int(found) < 100 * math.expm1(now)
     assert line in printed(view, 200)
 

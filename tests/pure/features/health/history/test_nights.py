@@ -85,6 +85,26 @@ def histories(files: list[RunFile]) -> list[Series]:
     ]
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize(("skewed", "unfit"), [(2, ""), (3, "skewed!")])
+def test_no_launch_of_a_night_is_left_out_for_its_time(runs: int, skewed: int, unfit: str) -> None:
+    """Skew of 0.25 ms is too much for the faster ones."""
+    medians = [*[1e6] * skewed, *[2e6] * (6 - skewed)]
+    files = []
+    for number in range(runs):
+        made = [
+            record(CASE, median, world=i, skew_ns=[250_000] * 7)
+            for i, median in enumerate(medians[number::runs])
+        ]
+        worlds = [world(index=i) for i in range(len(made))]
+        files.append(make_file(made, worlds, name=f"run{number}"))
+    (night,) = history.merge_nights(
+        launch for file in files for launch in history.launches_of(file)[CASE]
+    )
+    assert (night.launches, night.unfit) == (6, unfit)
+    assert night.value == pytest.approx(math.log(np.median(medians)))
+
+
 @pytest.mark.parametrize("least", [3, 4, 7])
 def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
     rng = np.random.default_rng(3)
