@@ -198,9 +198,8 @@ def make_distributions(view: View) -> Section | None:
     short = sum(point.first.times.p95 is None for point in measured)
     sentences = [
         "Samples of each case's first launch, at a few sizes, of the fastest implementations and of"
-        f" libraries. p95 takes {BOUNDING['p95']} independent samples, p99 {BOUNDING['p99']} (samples that"
-        f" follow each other are alike): {short:,} of {format_count(len(measured), 'case')} have too"
-        " few even for p95.",
+        f" libraries. p95 takes {BOUNDING['p95']} independent samples and p99 {BOUNDING['p99']}:"
+        f" {short:,} of {format_count(len(measured), 'case')} have too few even for p95.",
     ]
     batches = dict.fromkeys(
         p.case.mode for p in measured if _has_samples(view, p) and view.record(p).inner > 1

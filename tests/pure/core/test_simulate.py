@@ -21,7 +21,7 @@ from collbench.cli import main
 from collbench.core import algorithms, simulate, splits
 from collbench.core import text as text_
 from collbench.core.algorithms import count_doublings
-from collbench.core.algorithms.all_reduce import find_power_of_two
+from collbench.core.algorithms.blocks import find_power_of_two
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.network import LINKS, Link, Network
@@ -143,9 +143,9 @@ FORMS: dict[tuple[str, str], Callable[[int], tuple[object, ...]]] = {
         1,
     ),
     ("reduce", "reduce_scatter_gather"): lambda p: (
-        count_doublings(p) + p - 1,
-        2 * e(p),
-        e(p),
+        2 * low(p) + folds(p),
+        2 * e(find_power_of_two(p)) + folds(p),
+        e(find_power_of_two(p)) + folds(p),
         None,
     ),
     ("all_reduce", "central"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1, p - 1),
