@@ -250,7 +250,10 @@ ALGORITHMS = (
     Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, find_power_of_two),
     Algorithm("double_tree", "all_reduce", double_tree_both, SANDERS, two_halves, parameters=TREES),
     Algorithm("torus2d", "all_reduce", torus2d, TORUS, one_each, refuse_prime),
-    Algorithm("hierarchical", "all_reduce", hierarchical, TORUS, one_each, whole_groups, GROUP),
+    Algorithm(
+        *("hierarchical", "all_reduce", hierarchical, TORUS, one_each, whole_groups, GROUP),
+        node_parameter="group",
+    ),
     Algorithm("swing", "all_reduce", swing, SWING, one_each, power_of_two),
     Algorithm("swing_latency", "all_reduce", swing_latency, SWING, why_not=power_of_two),
     Algorithm("one_shot", "all_reduce", one_shot, TWO_SHOT),

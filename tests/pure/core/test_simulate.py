@@ -506,6 +506,24 @@ def run(*args: str, command: str = "predict") -> str:
     return done.output
 
 
+@pytest.mark.parametrize(
+    ("word", "network", "group"),
+    [
+        ("hierarchical", "two-level:4", 4),
+        ("hierarchical", "two-level:5", 8),  # 5 do not divide 16 ranks
+        ("hierarchical", "flat", 8),
+        ("hierarchical:group=2", "two-level:4", 2),
+    ],
+)
+def test_groups_of_hierarchical_are_the_networks_nodes(
+    word: str, network: str, group: int
+) -> None:
+    """Every table names them: a group that lies on two nodes is not what the name promises."""
+    text = run("all_reduce", "-n", "16", "--algo", f"ring,{word}", "--network", network)
+    names = [line.split()[0] for line in text.splitlines() if line.startswith("hierarchical")]
+    assert names and {*names} == {f"hierarchical:group={group}"}
+
+
 def test_predict_shows_winners_crossovers_and_what_is_left_out() -> None:
     text = run("all_reduce", "-n", "6", "--link", "ib200,adding=2TB", "-f", "4")
     assert "predicted" in text.splitlines()[0]
