@@ -30,7 +30,8 @@ Launches = Mapping[Case, Sequence[Row]]
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A row, or the average of a table, against the busbw ``wanted`` of it: what it reached, with
     its 95 % interval from ``lo`` to ``hi``, in GB/s; None where that is not known. ``why`` says why
-    there is no answer. ``key`` is the case's, empty for an average and for a size without rows."""
+    there is no answer. ``key`` is the case's, empty for an average and for a size without rows.
+    ``launches`` are behind the interval; that of one is of its samples."""
 
     row: str
     wanted: float
@@ -41,6 +42,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     lo: float | None = None
     hi: float | None = None
     why: str = ""
+    launches: int = 0
 
 
 def judge_limits(*files: RunFile, min_launches: int = 1) -> list[Held]:
@@ -148,7 +150,7 @@ def hold_row(
     count = len({row.launch for row in fit})
     too_few = f"{format_count(count, 'launch')}, and {min_launches} are needed"
     why = doubt or (too_few if count < min_launches else "")
-    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why))
+    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why), launches=count)
 
 
 def _hold_average(limit: Limit, cases: Launches, min_launches: int) -> Held:
@@ -172,7 +174,8 @@ def _hold_average(limit: Limit, cases: Launches, min_launches: int) -> Held:
             *((result.busbw, result.lo, result.hi) for result in results), strict=True
         )
     )
-    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, ""))
+    launches = min(result.launches for result in results)
+    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, ""), launches=launches)
 
 
 def _hold_busbw(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> dict[str, Any]:
@@ -189,6 +192,7 @@ def describe_held(result: Held) -> str:
     bounded = result.hi is not None
     interval = (
         f"{format_bandwidth(result.lo)} to {format_bandwidth(result.hi)}"
+        + " in this launch" * (result.launches == 1)
         if bounded
         else "no interval"
     )

@@ -489,14 +489,14 @@ def _fit_to_nodes(axes: Axes, name: str, among: Groups) -> list[str]:
     n = len(among[0])
     if len(among) > 1 or not 1 < axes.per_host < n:
         return names
-    fitted = []
-    for text in names:
+    fitted = names.copy()
+    for index, text in enumerate(names):
         row = algorithms.look_up_algorithm(name, text)
         if row and row.node_parameter:
             variant = algorithms.find_variant(name, text)
             placed = variant.on_nodes(n, axes.per_host)
-            text = placed.name if placed.resolved(n, 1.0) != variant.resolved(n, 1.0) else text
-        fitted.append(text)
+            if placed.resolved(n, 1.0) != variant.resolved(n, 1.0):
+                fitted[index] = placed.name
     return list(dict.fromkeys(fitted))
 
 

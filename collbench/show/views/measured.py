@@ -35,7 +35,13 @@ from collbench.show.views.series import (
     name_mode,
     plus_minus,
 )
-from collbench.show.words import OPTIONAL, format_optional, split_axes, word_axes
+from collbench.show.words import (
+    OPTIONAL,
+    format_optional,
+    split_axes,
+    warn_single_launch,
+    word_axes,
+)
 from collbench.suite.case import Case
 
 CURVES, CDFS = 60, 12  # lines in a figure
@@ -155,6 +161,8 @@ def _explain_origins(points: Sequence[Point]) -> list[str]:
             "Times are medians over samples, each that of its slowest rank; a band is their 95 %"
             " interval."
         )
+        alone = warn_single_launch(point.launches for point in points if not point.predicted)
+        sentences += [alone] * bool(alone)
     kinds = list(dict.fromkeys(point.over for point in points if point.over))
     return sentences + (
         [f"Imported times are what the tool printed: {'; '.join(kinds)}."] if kinds else []

@@ -515,9 +515,7 @@ def run(*args: str, command: str = "predict") -> str:
         ("hierarchical:group=2", "two-level:4", 2),
     ],
 )
-def test_groups_of_hierarchical_are_the_networks_nodes(
-    word: str, network: str, group: int
-) -> None:
+def test_groups_of_hierarchical_are_the_networks_nodes(word: str, network: str, group: int) -> None:
     """Every table names them: a group that lies on two nodes is not what the name promises."""
     text = run("all_reduce", "-n", "16", "--algo", f"ring,{word}", "--network", network)
     names = [line.split()[0] for line in text.splitlines() if line.startswith("hierarchical")]

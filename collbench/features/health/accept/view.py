@@ -141,7 +141,8 @@ def _limits_section(acceptance: Acceptance) -> Section:
         title="Limits",
         columns=ROWS,
         lines=lines,
-        note="A row passes or fails where its whole 95 % interval does. Hints decide nothing.",
+        note="A row passes or fails where its whole 95 % interval does, which is wide below six"
+        " launches. Hints decide nothing.",
         carded=True,
     ).drop_empty_columns()
     origins = Table(
