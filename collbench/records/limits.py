@@ -19,7 +19,14 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import format_bandwidth, format_count, format_size, plain_line
 from collbench.records.origins import reasons_by_flag
-from collbench.records.rows import Row, case_time, group_rows, make_rows, select_deciding
+from collbench.records.rows import (
+    FEWEST_LAUNCHES,
+    Row,
+    case_time,
+    group_rows,
+    make_rows,
+    select_deciding,
+)
 from collbench.records.types import RunFile
 from collbench.suite.case import Case, Limit
 from collbench.suite.case_words import describe_case
@@ -184,6 +191,12 @@ def _hold_busbw(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> d
     return {"answer": "no answer" if why else answer, "busbw": busbw, **bounds, "why": why}
 
 
+def advise_launches(result: Held) -> str:
+    """What makes the interval of a row narrower that rests on few launches; "" for others."""
+    few = 1 < result.launches < FEWEST_LAUNCHES
+    return f"; {FEWEST_LAUNCHES} launches make it narrower (--launches {FEWEST_LAUNCHES})" * few
+
+
 def describe_held(result: Held) -> str:
     """A line about a row that does not meet its limit."""
     minimum = f"{result.wanted:g}" + " (90 % of NCCL_TESTS_MIN_BW)" * result.average
@@ -198,7 +211,7 @@ def describe_held(result: Held) -> str:
     )
     ends = {
         "short": "too little",
-        "not shown": "not shown, as the 95 % interval reaches over it",
+        "not shown": "not shown, as the 95 % interval reaches over it" + advise_launches(result),
         "met": "met",
     }
     got = f"{format_bandwidth(result.busbw)} GB/s of busbw [{interval}], {minimum} wanted"

@@ -86,6 +86,7 @@ def test_three_launches_decide_plain_cases_only(rates: Sequence[float], answer: 
     file = factories.make_file(records, worlds, suite=suite)
     (held,) = limits.judge_limits(file, min_launches=3)
     assert (held.answer, held.launches) == (answer, 3)
+    assert ("--launches 6" in limits.describe_held(held)) == (answer == "not shown")
 
 
 def test_without_a_size_the_largest_of_each_table_counts() -> None:
