@@ -78,6 +78,11 @@ class Network:
 
     link: Link
 
+    @property
+    def node_ranks(self) -> int:
+        """Consecutive ranks of a node; 0 where there are no nodes."""
+        return 0
+
     def bound(self, row: Collective, n: int) -> tuple[float, float, float]:
         """Lower bounds of what a collective takes among n ranks: seconds, and seconds a byte that
         busbw counts for sending and for reducing. Shared wires are not considered."""
@@ -118,6 +123,10 @@ class TwoLevel(Network):
 
     inside: Link
     group: int
+
+    @property
+    def node_ranks(self) -> int:
+        return self.group
 
     def bound(self, row: Collective, n: int) -> tuple[float, float, float]:
         """The bound on nodes of ``group`` ranks, of which the last may have fewer."""

@@ -302,10 +302,11 @@ def forecast_variants(
     sizes: Sequence[int],
     most: float = 60.0,
 ) -> Forecast:
-    """Sorts out what runs on n ranks and is predicted for ``sizes`` in ``most`` s each. Raises
-    CannotRun if nothing."""
+    """Sorts out what runs on n ranks and is predicted for ``sizes`` in ``most`` s each. Groups of
+    ranks are the network's nodes unless given, and stand in the name. Raises CannotRun if
+    nothing."""
     predictors, left_out = {}, {}
-    for variant in variants:
+    for variant in (variant.on_nodes(n, network.node_ranks) for variant in variants):
         predictor = Predictor(variant, network, n)
         try:
             reason = variant.refuse(n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-BOUNDING = {"p95": 72, "p99": 368}  # samples that bound a percentile (stats.interval_ranks)
+BOUNDING = {"p95": 72, "p99": 368}  # independent samples that bound it (stats.interval_ranks)
 
 Kind = Literal["text", "whole", "number", "yes or no", "values"]
 
@@ -111,14 +111,14 @@ COLUMNS = (
         "p95",
         "number",
         "ns",
-        f"95th percentile, where {BOUNDING['p95']} samples or more bound it",
+        f"95th percentile, where {BOUNDING['p95']} independent samples (n_eff) bound it",
         "derived.times.p95",
     ),
     Column(
         "p99",
         "number",
         "ns",
-        f"99th percentile, from {BOUNDING['p99']} samples on",
+        f"99th percentile, where {BOUNDING['p99']} independent samples bound it",
         "derived.times.p99",
     ),
     Column("t_glob", "number", "ns", "last end minus first start, on one clock", "derived.t_glob"),

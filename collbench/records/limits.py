@@ -19,7 +19,14 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import format_bandwidth, format_count, format_size, plain_line
 from collbench.records.origins import reasons_by_flag
-from collbench.records.rows import Row, case_time, group_rows, make_rows, select_deciding
+from collbench.records.rows import (
+    FEWEST_LAUNCHES,
+    Row,
+    case_time,
+    group_rows,
+    make_rows,
+    select_deciding,
+)
 from collbench.records.types import RunFile
 from collbench.suite.case import Case, Limit
 from collbench.suite.case_words import describe_case
@@ -30,7 +37,8 @@ Launches = Mapping[Case, Sequence[Row]]
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A row, or the average of a table, against the busbw ``wanted`` of it: what it reached, with
     its 95 % interval from ``lo`` to ``hi``, in GB/s; None where that is not known. ``why`` says why
-    there is no answer. ``key`` is the case's, empty for an average and for a size without rows."""
+    there is no answer. ``key`` is the case's, empty for an average and for a size without rows.
+    ``launches`` are behind the interval; that of one is of its samples."""
 
     row: str
     wanted: float
@@ -41,6 +49,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     lo: float | None = None
     hi: float | None = None
     why: str = ""
+    launches: int = 0
 
 
 def judge_limits(*files: RunFile, min_launches: int = 1) -> list[Held]:
@@ -148,7 +157,7 @@ def hold_row(
     count = len({row.launch for row in fit})
     too_few = f"{format_count(count, 'launch')}, and {min_launches} are needed"
     why = doubt or (too_few if count < min_launches else "")
-    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why))
+    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why), launches=count)
 
 
 def _hold_average(limit: Limit, cases: Launches, min_launches: int) -> Held:
@@ -172,13 +181,20 @@ def _hold_average(limit: Limit, cases: Launches, min_launches: int) -> Held:
             *((result.busbw, result.lo, result.hi) for result in results), strict=True
         )
     )
-    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, ""))
+    launches = min(result.launches for result in results)
+    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, ""), launches=launches)
 
 
 def _hold_busbw(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> dict[str, Any]:
     answer = "met" if lo >= limit.busbw else "short" if hi < limit.busbw else "not shown"
     bounds = {"lo": lo, "hi": hi if math.isfinite(hi) else None}
     return {"answer": "no answer" if why else answer, "busbw": busbw, **bounds, "why": why}
+
+
+def advise_launches(result: Held) -> str:
+    """What makes the interval of a row narrower that rests on few launches; "" for others."""
+    few = 1 < result.launches < FEWEST_LAUNCHES
+    return f"; {FEWEST_LAUNCHES} launches make it narrower (--launches {FEWEST_LAUNCHES})" * few
 
 
 def describe_held(result: Held) -> str:
@@ -189,12 +205,13 @@ def describe_held(result: Held) -> str:
     bounded = result.hi is not None
     interval = (
         f"{format_bandwidth(result.lo)} to {format_bandwidth(result.hi)}"
+        + " in this launch" * (result.launches == 1)
         if bounded
         else "no interval"
     )
     ends = {
         "short": "too little",
-        "not shown": "not shown, as the 95 % interval reaches over it",
+        "not shown": "not shown, as the 95 % interval reaches over it" + advise_launches(result),
         "met": "met",
     }
     got = f"{format_bandwidth(result.busbw)} GB/s of busbw [{interval}], {minimum} wanted"

@@ -30,7 +30,7 @@ MEASURED = ("ok", "predicted")  # the status of a record that has a time
 
 NO_TIME = "no time"  # a model may find that nothing takes any
 
-FEWEST_LAUNCHES = 6  # from which on an interval is that of what launches take
+FEWEST_LAUNCHES = paired.FEWEST  # from which on an interval takes no distribution for granted
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -378,20 +378,18 @@ def select_deciding(rows: Iterable[Row], despite: Collection[str] = ()) -> list[
 
 def case_time(rows: Sequence[Row]) -> CaseTime:
     """The time of a case over these launches, of which the unfit do not count. Its interval is that
-    of what launches take (Walsh averages of logarithms) from FEWEST_LAUNCHES on; before, what the
-    launches' own intervals cover together. Raises ValueError where no row is fit."""
+    of what launches take (paired.bound_launches), below FEWEST_LAUNCHES no narrower than what their
+    own cover together; that of a single launch is of its samples. Raises ValueError where no row is
+    fit."""
     pooled = [row.derived.times for row in rows if row.derived]
     if not pooled:
         raise ValueError("no launch of the case is fit")
     if len(pooled) == 1:
         (only,) = pooled
         return CaseTime(only.median, only.lo, only.hi, 1, only.samples, only.n_eff)
-    medians = np.array([row.median for row in pooled])
-    median = float(np.median(medians))
-    lo, hi = min(row.lo for row in pooled), max(row.hi for row in pooled)
-    if len(pooled) >= FEWEST_LAUNCHES:
-        shift = paired.estimate_shift(np.log(medians))
-        lo, hi = min(median, math.exp(shift.lo)), max(median, math.exp(shift.hi))
+    median, lo, hi = paired.bound_launches([row.median for row in pooled])
+    if len(pooled) < FEWEST_LAUNCHES:
+        lo, hi = min(lo, *(row.lo for row in pooled)), max(hi, *(row.hi for row in pooled))
     samples, n_eff = sum(row.samples for row in pooled), sum(row.n_eff for row in pooled)
     return CaseTime(median, lo, hi, len(pooled), samples, n_eff)
 

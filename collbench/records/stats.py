@@ -125,11 +125,11 @@ def median_interval(samples: Samples, n_eff: float) -> tuple[float, float, float
     return _middle_value(ordered), ordered.item(j - 1), ordered.item(k - 1)
 
 
-def quantile(samples: Samples, q: float) -> float | None:
-    """The smallest sample with at least a share ``q`` at or below it; None where 95 % cannot be put
-    on both sides."""
+def quantile(samples: Samples, n_eff: float, q: float) -> float | None:
+    """The smallest sample with at least a share ``q`` at or below it; None where samples worth
+    ``n_eff`` independent ones cannot bound it on both sides with 95 %."""
     n = len(samples)
-    if n == 0 or interval_ranks(n, q) is None:
+    if interval_ranks(int(n_eff), q) is None:
         return None
     return _sort_samples(samples).item(max(0, math.ceil(n * q - 1)))
 

@@ -33,7 +33,7 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     max: float
     mad: float  # median absolute deviation
-    p95: float | None = None  # None: too few samples to bound it, or not known
+    p95: float | None = None  # None: too few independent samples to bound it, or not known
     p99: float | None = None
     severe_outliers: int  # samples farther than 3 interquartile ranges out
     modes: Modes | None  # None: samples do not clearly gather around two times
@@ -101,8 +101,8 @@ def _summarize_sorted(
         mean=ordered.sum().item() / len(ordered),
         max=ordered.item(-1),
         mad=stats.mad(ordered),
-        p95=stats.quantile(ordered, 0.95),
-        p99=stats.quantile(ordered, 0.99),
+        p95=stats.quantile(ordered, n_eff, 0.95),
+        p99=stats.quantile(ordered, n_eff, 0.99),
         severe_outliers=outliers,
         modes=modes,
     )

@@ -378,6 +378,12 @@ def format_interval(half: float) -> str:
     return "±∞" if not math.isfinite(half) else f"±{half:.{1 if half < 0.0995 else 0}%}"
 
 
+def warn_single_launch(launches: Iterable[int]) -> str:
+    """A sentence that the interval of one launch, which is of its samples, may not hold another's
+    time; "" where all times are of several launches."""
+    return "Some times are of 1 launch: another may differ by more than ±." * (1 in launches)
+
+
 def format_tail(row: Derived) -> str:
     """The highest quantile that the samples bound, with its name; else the maximum."""
     tails = {

@@ -454,7 +454,7 @@ def _list_varying(
     empty = not row.moves_data
     return (
         range(len(among)),
-        normalise_algorithms(axes, row.name),
+        _fit_to_nodes(axes, row.name, among),
         cadences,
         axes.dtypes[:1] if empty else axes.dtypes,
         axes.ops if row.reduces else ("none",),
@@ -489,6 +489,24 @@ def normalise_algorithms(axes: Axes, name: str) -> list[str]:
         else:
             names.append(algorithms.find_variant(name, text).name)
     return list(dict.fromkeys(names))
+
+
+def _fit_to_nodes(axes: Axes, name: str, among: Groups) -> list[str]:
+    """The algorithms by their proper names; one that makes groups of ranks which are not those of
+    a host, where all ranks are one group on several hosts, with the hosts' as its parameter."""
+    names = normalise_algorithms(axes, name)
+    n = len(among[0])
+    if len(among) > 1 or not 1 < axes.per_host < n:
+        return names
+    fitted = names.copy()
+    for index, text in enumerate(names):
+        row = algorithms.look_up_algorithm(name, text)
+        if row and row.node_parameter:
+            variant = algorithms.find_variant(name, text)
+            placed = variant.on_nodes(n, axes.per_host)
+            if placed.resolved(n, 1.0) != variant.resolved(n, 1.0):
+                fitted[index] = placed.name
+    return list(dict.fromkeys(fitted))
 
 
 def _is_among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:

@@ -319,17 +319,18 @@ def test_what_cannot_be_accepted_is_told(
     assert (code, out) == (Exit.USAGE, "") and message in err and "Traceback" not in err
 
 
-def nodes_of(folder: Path, count: int = 7, **slower: float) -> list[Path]:
+def nodes_of(folder: Path, count: int = 7, launches: int = 3, **slower: float) -> list[Path]:
     factors = np.exp(np.random.default_rng(1).normal(0, 0.01, count))
     return [
-        run_of(folder, number, slower.get(f"n{number}", 1.0) * float(factor))
+        run_of(folder, number, slower.get(f"n{number}", 1.0) * float(factor), launches=launches)
         for number, factor in enumerate(factors)
     ]
 
 
 def test_a_table_is_learned_and_gates_nodes(said: Said, tmp_path: Path) -> None:
     """The round trip: from runs to a table to verdicts, and a node a fifth slower is named."""
-    runs, path = nodes_of(tmp_path / "runs", n5=1.25), tmp_path / "tables" / "ours.toml"
+    runs = nodes_of(tmp_path / "runs", launches=6, n5=1.25)
+    path = tmp_path / "tables" / "ours.toml"
     path.parent.mkdir()
     code, out, err = said("expect", "learn", *runs, "-o", path, "--severity", "critical")
     assert code == Exit.OK and "4 rows of 7 nodes; review it" in out

@@ -36,7 +36,8 @@ class Algorithm(NamedTuple):
     cut into, and why it cannot run on n ranks (``why_not(n, **parameters)``, None where it can).
 
     ``parameters`` map a name to its default for (ranks, size in units of alpha / beta): the model's
-    optimum, if any.
+    optimum, if any. ``node_parameter`` is the one that is the ranks of a node where these are
+    known.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Algorithm(NamedTuple):
     why_not: Callable[..., str | None] = lambda n, **_: None
     parameters: Mapping[str, Callable[[int, float], int]] = {}
     aliases: tuple[str, ...] = ()
+    node_parameter: str = ""
 
     @property
     def idea(self) -> str:
@@ -71,6 +73,17 @@ class Variant(NamedTuple):
         return {
             name: default(n, ratio) for name, default in self.algorithm.parameters.items()
         } | dict(self.given)
+
+    def on_nodes(self, n: int, node_ranks: int) -> Variant:
+        """The variant with its node parameter given, for n ranks on nodes of ``node_ranks``: these
+        where they divide n, else the default; itself if it has no such parameter, or was given
+        one."""
+        name = self.algorithm.node_parameter
+        if not name or name in dict(self.given):
+            return self
+        divides = 1 < node_ranks < n and n % node_ranks == 0
+        value = node_ranks if divides else self.resolved(n, 1.0)[name]
+        return self._replace(given=(*self.given, (name, value)))
 
     def refuse(self, n: int) -> str:
         """The reason why the algorithm cannot run on n ranks, or ""."""

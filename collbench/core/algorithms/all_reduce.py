@@ -15,7 +15,15 @@ from collbench.core.algorithms import (
     one_each,
     power_of_two,
 )
-from collbench.core.algorithms.blocks import THAKUR, doubling, halving, ring_gather, ring_reduce
+from collbench.core.algorithms.blocks import (
+    THAKUR,
+    doubling,
+    find_power_of_two,
+    halving,
+    lend_extra,
+    ring_gather,
+    ring_reduce,
+)
 from collbench.core.algorithms.rooted import (
     CHAN,
     RABENSEIFNER,
@@ -83,17 +91,9 @@ def ring_down(n: int, cells: int) -> Iterator[Moves]:
 def _fold_to_power_of_two(n: int, cells: int, steps: Iterator[Moves]) -> Iterator[Moves]:
     """``steps`` among the first 2^k ranks; the others lend them their data before and get the
     result after."""
-    extra = np.arange(find_power_of_two(n), n)[:, None]
-    if len(extra):
-        yield Moves(extra, extra - find_power_of_two(n), np.arange(cells), reduce=True)
+    yield from lend_extra(n, cells)
     yield from steps
-    if len(extra):
-        yield Moves(extra - find_power_of_two(n), extra, np.arange(cells))
-
-
-def find_power_of_two(n: int, **_: int) -> int:
-    """The largest power of two that is not above n."""
-    return 1 << (n.bit_length() - 1)
+    yield from mirror_steps(lend_extra(n, cells), reduce=False)
 
 
 def recursive_doubling(n: int, cells: int) -> Iterator[Moves]:
@@ -250,7 +250,10 @@ ALGORITHMS = (
     Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, find_power_of_two),
     Algorithm("double_tree", "all_reduce", double_tree_both, SANDERS, two_halves, parameters=TREES),
     Algorithm("torus2d", "all_reduce", torus2d, TORUS, one_each, refuse_prime),
-    Algorithm("hierarchical", "all_reduce", hierarchical, TORUS, one_each, whole_groups, GROUP),
+    Algorithm(
+        *("hierarchical", "all_reduce", hierarchical, TORUS, one_each, whole_groups, GROUP),
+        node_parameter="group",
+    ),
     Algorithm("swing", "all_reduce", swing, SWING, one_each, power_of_two),
     Algorithm("swing_latency", "all_reduce", swing_latency, SWING, why_not=power_of_two),
     Algorithm("one_shot", "all_reduce", one_shot, TWO_SHOT),

@@ -12,7 +12,6 @@ from collbench.core.algorithms import (
     around,
     list_cells,
     mirror_steps,
-    one_each,
     power_of_two,
 )
 from collbench.core.algorithms.rooted import CHAN, RABENSEIFNER, binomial, scatter_binomial
@@ -64,6 +63,19 @@ def halving(n: int, cells: int) -> Iterator[Moves]:
         yield Moves(ranks, partner, list_cells(partner & -distance, distance), reduce=True)
 
 
+def find_power_of_two(n: int, **_: int) -> int:
+    """The largest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def lend_extra(n: int, cells: int) -> Iterator[Moves]:
+    """Ranks beyond the first 2^k each lend their data to one of these; no step where there are
+    none."""
+    extra = np.arange(find_power_of_two(n), n)[:, None]
+    if len(extra):
+        yield Moves(extra, extra - find_power_of_two(n), np.arange(cells), reduce=True)
+
+
 def bruck(n: int, cells: int) -> Iterator[Moves]:
     """Each rank sends all blocks it has to the one 1, 2, 4 … places before it; the last round sends
     the rest."""
@@ -95,9 +107,11 @@ def gather_broadcast(n: int, cells: int) -> Iterator[Moves]:
 
 
 def reduce_scatter_gather(n: int, cells: int) -> Iterator[Moves]:
-    """A ring's reduce-scatter, then the root gathers the blocks up a binomial tree."""
-    yield from ring_reduce(n, cells)
-    yield from mirror_steps(scatter_binomial(n, 1), reduce=False)
+    """A reduce-scatter by halves between partners at distance n/2, n/4 … 1, then the root gathers
+    the blocks up a binomial tree."""
+    yield from lend_extra(n, cells)
+    yield from halving(cells, cells)
+    yield from mirror_steps(scatter_binomial(cells, cells), reduce=False)
 
 
 def pairwise_reduce(n: int, cells: int) -> Iterator[Moves]:
@@ -118,7 +132,9 @@ ALGORITHMS = (
     Algorithm("bruck", "all_gather", bruck, BRUCK),
     Algorithm("neighbour_exchange", "all_gather", neighbour_exchange, CHEN, why_not=refuse_odd),
     Algorithm("gather_broadcast", "all_gather", gather_broadcast, CHAN),
-    Algorithm("reduce_scatter_gather", "reduce", reduce_scatter_gather, RABENSEIFNER, one_each),
+    Algorithm(
+        "reduce_scatter_gather", "reduce", reduce_scatter_gather, RABENSEIFNER, find_power_of_two
+    ),
     Algorithm("ring", "reduce_scatter", ring_reduce, CHAN),
     Algorithm("recursive_halving", "reduce_scatter", halving, THAKUR, why_not=power_of_two),
     Algorithm("pairwise", "reduce_scatter", pairwise_reduce, THAKUR),

@@ -101,7 +101,7 @@ class Contest(NamedTuple):
 
 class Outcome(NamedTuple):
     """A contest as it came out. ``mde`` is the smallest change found at 95 % with 80 % chance,
-    ``lacking`` how many more launches a side would tell, 0 where that is not known."""
+    ``lacking`` how many more launches a side would have told, 0 where that is not known."""
 
     contest: Contest
     test: Test
@@ -318,7 +318,7 @@ def _answer(gain: Gain, contest: Contest, mde: float) -> Answer:
 
 
 def _count_lacking(contest: Contest, is_paired: bool, number: int) -> int:
-    """How many more launches a side would tell, about; 0 where that is not known."""
+    """How many more launches a side would have told, about; 0 where that is not known."""
     if not is_paired:
         return 0
     level = paired.bonferroni_level(number)
@@ -637,7 +637,9 @@ def _explain_open(name: str, outcome: Outcome) -> str:
         return (
             f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
         )
-    more = f"; about {format_count(outcome.lacking, 'more launch')} would decide"
+    # alone: runs that are pooled with those that led to them are tested twice
+    number = format_count(len(contest.sides[0]) + outcome.lacking, "launch")
+    more = f"; a new run of about {number} a side, judged alone, would decide"
     what = f"{name}: {describe_gain(gain)} at {format_size(gain.nbytes)}"
     return f"launches scatter too much: {what}" + more * bool(outcome.lacking)
 

@@ -283,7 +283,8 @@ def _make_rows(advised: Advised) -> Table:
     again = (
         ""
         if all(row.verified for row in advised.rows)
-        else " The best of several seems faster than it is: --verify measures it again."
+        else " A row that is not verified is a proposal: the best of several seems faster than it"
+        " is, and so may one judged again with more runs. --verify measures it again."
     )
     return Table(
         name="advice",

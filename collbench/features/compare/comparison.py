@@ -32,7 +32,7 @@ from collbench.features.compare.verdict import (
 )
 from collbench.machine import environment
 from collbench.machine.environment import Difference
-from collbench.records import paired
+from collbench.records import paired, stats
 from collbench.records.case_rows import CaseRows, Place, gather_case_rows, smallest_change
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.path_proof import judge_paths
@@ -397,8 +397,8 @@ def _make_side(chosen: Sequence[Row]) -> Side | None:
         return None
     time = case_time(chosen)
     flags = Counter(flag for row in chosen for flag in row.flags)
-    _, lo, hi, _ = paired.estimate_shift([math.log(row.median / time.median) for row in chosen])
-    half = max(_relative_change(hi), -_relative_change(lo)) if math.isfinite(lo) else math.inf
+    alone = time.launches == 1  # whose interval is of its samples
+    half = math.inf if alone else stats.half_width(time.median, time.lo, time.hi)
     return Side(
         median=time.median,
         half=half,

@@ -27,7 +27,7 @@ from collbench.show.document import (
 )
 from collbench.show.flags import explain_row_flags
 from collbench.show.views.series import View, make_table
-from collbench.show.words import count_reasons, list_caveats
+from collbench.show.words import count_reasons, list_caveats, warn_single_launch
 
 COLUMNS = make_columns(
     ("backend", "ranks", "form", "size", "time", "baseline", "ratio", "95 % of ratio", "flags"),
@@ -79,7 +79,10 @@ def list_doubts(results: Sequence[FormResult], file: RunFile) -> list[str]:
 def _make_legend(results: Sequence[FormResult]) -> str:
     """What the columns of these results mean."""
     kinds = {bool(result.form.together) for result in results}
-    return " ".join([OF_OBJECTS] * (False in kinds) + [OF_COALESCED] * (True in kinds) + [OF_RATIO])
+    times = [time for result in results for time in (result.time, result.plain) if time]
+    alone = warn_single_launch(time.launches for time in times)
+    sentences = [OF_OBJECTS] * (False in kinds) + [OF_COALESCED] * (True in kinds) + [OF_RATIO]
+    return " ".join(filter(None, [*sentences, alone]))
 
 
 def make_section(view: View) -> Section | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collbench.suite.sweep import Suite
 
 FORMATS = ("table", "md", "json", "csv")
-LAUNCHES, KILLS = 6, 1  # six launches are the fewest that have an interval
+LAUNCHES, KILLS = 6, 1  # six launches are the fewest whose interval assumes no distribution
 GRAVE = (Exit.WRONG_DATA, Exit.TIMEOUT)  # found in lives, they go before what the run ended with
 KILL_OPTIONS = {"--kill-at": "kill_at", "--way": "way"}
 

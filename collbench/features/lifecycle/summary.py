@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from collbench.core.errors import Exit
 from collbench.core.text import format_size
@@ -18,15 +16,14 @@ from collbench.features.lifecycle.request import SILENT, Life, Loss
 from collbench.records import paired
 from collbench.records.flags import EXCLUDED
 from collbench.records.origins import is_fake
-from collbench.records.rows import FEWEST_LAUNCHES, Row, make_rows
+from collbench.records.rows import Row, make_rows
 from collbench.records.stats import median
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case, Setting
 
 
 class Spread(NamedTuple):
-    """What launches took, in ns: the median, and its 95 % interval, infinite where they are too
-    few."""
+    """What launches took, in ns: the median, and its 95 % interval, infinite of one launch."""
 
     median: float
     lo: float
@@ -135,13 +132,8 @@ def judge_lives(file: RunFile) -> Exit:
 
 
 def spread_launches(times: Sequence[float]) -> Spread:
-    """The median over launches, with an interval from FEWEST_LAUNCHES on."""
-    middle = float(np.median(times))
-    if len(times) < FEWEST_LAUNCHES:
-        return Spread(middle, -math.inf, math.inf, len(times))
-    shift = paired.estimate_shift(np.log(times))
-    lo, hi = min(middle, math.exp(shift.lo)), max(middle, math.exp(shift.hi))
-    return Spread(middle, lo, hi, len(times))
+    """The median over launches, with its interval."""
+    return Spread(*paired.bound_launches(times), len(times))
 
 
 def _describe_part(phase: str, life: Life) -> str:

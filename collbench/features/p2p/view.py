@@ -38,7 +38,7 @@ from collbench.show.document import (
 from collbench.show.figure_style import COLOURS, SYMBOLS, escape_plotly, log_axis, sizes_axis
 from collbench.show.flags import explain_row_flags
 from collbench.show.views.series import View, make_table
-from collbench.show.words import count_reasons, format_interval, list_caveats
+from collbench.show.words import count_reasons, format_interval, list_caveats, warn_single_launch
 
 COLUMNS = (
     Column("pattern", "left"),
@@ -179,10 +179,13 @@ def _make_legend(results: Sequence[TransferResult]) -> str:
     """What the times of the patterns shown are of."""
     names = dict.fromkeys(result.transfer.pattern for result in results)
     meanings = "; ".join(f"{name}: {MEANINGS[name]}" for name in names)
+    alone = warn_single_launch(result.time.launches for result in results if result.time)
     return (
         f"time: {meanings}. GB/s: of one pair and one way; total: of all pairs and both ways; of"
         " incast and outcast both are rank 0's. ±: the wider side of the 95 % interval, relative"
         " to time; above 100 % time is hardly known. A flag with ! is a severe one."
+        + f" {alone}"
+        * bool(alone)
     )
 
 

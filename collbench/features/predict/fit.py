@@ -45,7 +45,7 @@ from collbench.suite.sweep import MOST_STEPPED
 
 DRAWS = 1000  # resampled data sets
 
-FEWEST_UNITS = 5  # launches or cycles, for their scatter alone to be resampled
+FEWEST_UNITS = 6  # launches or cycles to resample; fewer scatter by Student's t
 
 CONDITION, MISFIT = 30.0, 0.15
 
@@ -179,8 +179,9 @@ def _make_series(
     launches = [rows.select_deciding(case_rows) for _, case_rows in by_size]
     draws, word = _resample_launches(launches, rng)
     measured = np.array([rows.case_time(launch_rows).median for launch_rows in launches])
-    low, high = np.quantile(draws, (0.025, 0.975), axis=0)
-    scale = np.maximum(0.01, (high - low) / 2 / measured)
+    # two standard deviations, whatever the tails of few launches
+    low, high = np.quantile(draws, (0.16, 0.84), axis=0)
+    scale = np.maximum(0.01, (high - low) / measured)
     counts, model, refused = (0.0, 0.0, 0.0), "", "one rank sends nothing"
     if case.n > 1:
         counts, model, refused = _count_factors(case, launches[-1][0].carried)
@@ -216,8 +217,9 @@ def _resample_launches(
     launches: Sequence[Sequence[Row]], rng: np.random.Generator
 ) -> tuple[Floats, str]:
     """DRAWS medians of each size from resampled data, and what was drawn: the launches that all
-    sizes have, or the cycles of the only one, and samples within these where they are fewer than
-    FEWEST_UNITS; samples alone where all sizes have fewer than two in common."""
+    sizes have, or the cycles of the only one; where these are fewer than FEWEST_UNITS, samples
+    within them and _draw_offsets of their scatter; samples alone where all sizes have fewer than
+    two in common."""
     word = "launches"
     times: list[dict[Any, Floats]] = [
         {row.launch: row.times for row in launch_rows} for launch_rows in launches
@@ -234,14 +236,23 @@ def _resample_launches(
             for launch_rows in launches
         ]
         return np.stack(draws, axis=1), "samples"
+    logs = np.log([[np.median(of_size[unit]) for of_size in times] for unit in common])
+    if len(common) < FEWEST_UNITS:
+        redrawn = [[_redraw_medians(of_size[unit], rng) for of_size in times] for unit in common]
+        centre = np.log(redrawn).mean(axis=0).T
+        return np.exp(centre + _draw_offsets(logs, rng)), f"{len(common)} {word}"
     drawn = rng.integers(0, len(common), (DRAWS, len(common)))
-    draws = []
-    for of_size in times:
-        medians = np.array([np.full(DRAWS, np.median(of_size[unit])) for unit in common])
-        if len(common) < FEWEST_UNITS:
-            medians = np.array([_redraw_medians(of_size[unit], rng) for unit in common])
-        draws.append(np.median(np.take_along_axis(medians.T, drawn, axis=1), axis=1))
-    return np.stack(draws, axis=1), f"{len(common)} {word}"
+    return np.exp(np.median(logs[drawn], axis=1)), f"{len(common)} {word}"
+
+
+def _draw_offsets(logs: Floats, rng: np.random.Generator) -> Floats:
+    """DRAWS by which the mean of units (units, sizes) may be off at each size, in logarithms. Any
+    combination of sizes, so all alike, is off as Student's t has it of the units' combinations."""
+    units = len(logs)
+    weights = rng.standard_normal((DRAWS, units)) / math.sqrt(units * (units - 1))
+    tails = np.sqrt((units - 1) / rng.chisquare(units - 1, (DRAWS, 1)))
+    offsets = tails * (weights @ (logs - logs.mean(axis=0)))
+    return np.asarray(np.clip(offsets, -MAX_SPAN, MAX_SPAN), float)
 
 
 def _redraw_medians(samples: Floats, rng: np.random.Generator) -> Floats:
@@ -351,12 +362,15 @@ def _explain_vague(series: SizeSeries, constant: str) -> str:
             f"alpha is not identifiable: from {least} B on the time is bandwidth; measure smaller"
             " sizes"
         )
-    return f"{constant} is not identifiable: times scatter too much; measure longer, and more sizes"
+    return (
+        f"{constant} is not identifiable: times scatter too much; measure longer, more sizes and"
+        " more launches (--launches 6)"
+    )
 
 
 def _draw_medians(series: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
     """Resampled medians; where sizes scatter by more than samples can, the model times resampled
-    residuals."""
+    residuals, and times what launches or cycles differ by."""
     residuals = np.log(series.measured / predicted)
     scatter = 1.4826 * float(np.median(np.abs(residuals)))
     if scatter <= 1.5 * float(np.median(np.std(np.log(series.draws), axis=0))):
@@ -364,7 +378,10 @@ def _draw_medians(series: SizeSeries, predicted: Floats, used: int) -> tuple[Flo
     rng = np.random.default_rng(len(residuals))
     centred = residuals - residuals.mean()
     wide = centred * math.sqrt(len(residuals) / max(1, len(residuals) - used))
-    return predicted * np.exp(rng.choice(wide, (DRAWS, len(wide)))), "residuals"
+    draws = predicted * np.exp(rng.choice(wide, (DRAWS, len(wide))))
+    if series.resampled == "samples":
+        return draws, "residuals"
+    return draws * series.draws / np.median(series.draws, axis=0), f"{series.resampled}, residuals"
 
 
 def _describe_misfit(off: Floats) -> list[str]:

@@ -10,11 +10,10 @@ import msgspec
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.records.flags import list_doubts
 from collbench.records.points import Best, Point
-from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Cell, Line, Section, Table, make_columns, tone_text
 from collbench.show.views.measured import draw_best
 from collbench.show.views.series import MOST, View, filter_values, name_mode, plus_minus
-from collbench.show.words import AXES, axis_values, split_axes, word_axes
+from collbench.show.words import AXES, axis_values, split_axes, warn_single_launch, word_axes
 from collbench.suite.case import Case
 
 TITLE = "Best at each size: "
@@ -87,12 +86,13 @@ def _make_table(mode: str, best_list: list[Best], labels: Sequence[str]) -> Tabl
 
     heads = (*leading, "size", "best", "time", "±", *["next"] * others, *libraries)
     most = "Largest gains first." * crowded
+    alone = warn_single_launch(best.winner.launches for best in best_list if best.slower)
     return Table(
         name=f"best-{mode.replace(', ', '-')}",
         title=f"{TITLE}{plain_line(', '.join([*common, mode]))}",
         columns=make_columns(heads, "l" * len(leading) + "rwrr" + "w" * others),
         lines=[*map(line, best_list)],
-        note=" ".join([_explain_signs(best_list), most]).strip(),
+        note=" ".join(filter(None, [_explain_signs(best_list), alone, most])),
     )
 
 
@@ -159,10 +159,6 @@ def _explain_signs(best_list: Sequence[Best]) -> str:
     explanations += ["?: not known, for want of an interval"] * any(
         best.unknown for best in best_list
     )
-    fewest = min(best.winner.launches for best in best_list)
-    if fewest < FEWEST_LAUNCHES and any(best.slower for best in best_list):
-        number = format_count(fewest, "launch")
-        explanations += [f"times are of {number}: another may differ by more than ±"]
     explanations += ["in brackets: why to doubt that time"] * any(
         list_doubts(o.winner) for o in best_list
     )

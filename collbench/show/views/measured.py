@@ -35,7 +35,14 @@ from collbench.show.views.series import (
     name_mode,
     plus_minus,
 )
-from collbench.show.words import OPTIONAL, format_optional, read_optional, split_axes, word_axes
+from collbench.show.words import (
+    OPTIONAL,
+    format_optional,
+    read_optional,
+    split_axes,
+    warn_single_launch,
+    word_axes,
+)
 from collbench.suite.case import Case
 
 CURVES, CDFS = 60, 12  # lines in a figure
@@ -155,6 +162,8 @@ def _explain_origins(points: Sequence[Point]) -> list[str]:
             "Times are medians over samples, each that of its slowest rank; a band is their 95 %"
             " interval."
         )
+        alone = warn_single_launch(point.launches for point in points if not point.predicted)
+        sentences += [alone] * bool(alone)
     kinds = list(dict.fromkeys(point.over for point in points if point.over))
     return sentences + (
         [f"Imported times are what the tool printed: {'; '.join(kinds)}."] if kinds else []
@@ -198,9 +207,8 @@ def make_distributions(view: View) -> Section | None:
     short = sum(point.first.times.p95 is None for point in measured)
     sentences = [
         "Samples of each case's first launch, at a few sizes, of the fastest implementations and of"
-        f" libraries. p95 takes {BOUNDING['p95']} samples and p99 {BOUNDING['p99']}: {short:,} of"
-        f" {format_count(len(measured), 'case')}"
-        " have too few even for p95.",
+        f" libraries. p95 takes {BOUNDING['p95']} independent samples and p99 {BOUNDING['p99']}:"
+        f" {short:,} of {format_count(len(measured), 'case')} have too few even for p95.",
     ]
     batches = dict.fromkeys(
         p.case.mode for p in measured if _has_samples(view, p) and view.record(p).inner > 1

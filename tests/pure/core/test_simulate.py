@@ -21,7 +21,7 @@ from collbench.cli import main
 from collbench.core import algorithms, simulate, splits
 from collbench.core import text as text_
 from collbench.core.algorithms import count_doublings
-from collbench.core.algorithms.all_reduce import find_power_of_two
+from collbench.core.algorithms.blocks import find_power_of_two
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.network import LINKS, Link, Network
@@ -143,9 +143,9 @@ FORMS: dict[tuple[str, str], Callable[[int], tuple[object, ...]]] = {
         1,
     ),
     ("reduce", "reduce_scatter_gather"): lambda p: (
-        count_doublings(p) + p - 1,
-        2 * e(p),
-        e(p),
+        2 * low(p) + folds(p),
+        2 * e(find_power_of_two(p)) + folds(p),
+        e(find_power_of_two(p)) + folds(p),
         None,
     ),
     ("all_reduce", "central"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1, p - 1),
@@ -504,6 +504,22 @@ def run(*args: str, command: str = "predict") -> str:
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.output
+
+
+@pytest.mark.parametrize(
+    ("word", "network", "group"),
+    [
+        ("hierarchical", "two-level:4", 4),
+        ("hierarchical", "two-level:5", 8),  # 5 do not divide 16 ranks
+        ("hierarchical", "flat", 8),
+        ("hierarchical:group=2", "two-level:4", 2),
+    ],
+)
+def test_groups_of_hierarchical_are_the_networks_nodes(word: str, network: str, group: int) -> None:
+    """Every table names them: a group that lies on two nodes is not what the name promises."""
+    text = run("all_reduce", "-n", "16", "--algo", f"ring,{word}", "--network", network)
+    names = [line.split()[0] for line in text.splitlines() if line.startswith("hierarchical")]
+    assert names and {*names} == {f"hierarchical:group={group}"}
 
 
 def test_predict_shows_winners_crossovers_and_what_is_left_out() -> None:

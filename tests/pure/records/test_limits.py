@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import factories
@@ -64,6 +64,29 @@ def test_a_line_has_row_limit_and_what_was_reached_with_its_interval() -> None:
     assert "all_reduce 64 MiB on 4 ranks, gloo" in words
     assert "10 wanted" in words
     assert "9.0" in words and " to " in words
+    assert "in this launch]" in words
+    assert "in this launch" not in limits.describe_held(msgspec.structs.replace(held, launches=3))
+
+
+@pytest.mark.parametrize(
+    ("rates", "answer"),
+    [
+        ((9.4, 9.6, 9.8), "not shown"),  # all three are below, as one of eight such threes would be
+        ((9.5, 9.6, 9.7), "short"),
+        ((11.2, 11.3, 11.4), "met"),
+    ],
+)
+def test_three_launches_decide_plain_cases_only(rates: Sequence[float], answer: str) -> None:
+    records = [
+        msgspec.structs.replace(taking(rate, spread=1e-5), world=world)
+        for world, rate in enumerate(rates)
+    ]
+    suite = run(*records).run.suite
+    worlds = [factories.world(index=index) for index in range(3)]
+    file = factories.make_file(records, worlds, suite=suite)
+    (held,) = limits.judge_limits(file, min_launches=3)
+    assert (held.answer, held.launches) == (answer, 3)
+    assert ("--launches 6" in limits.describe_held(held)) == (answer == "not shown")
 
 
 def test_without_a_size_the_largest_of_each_table_counts() -> None:

@@ -229,6 +229,23 @@ def test_intervals_hold_the_truth_as_often_as_tabled(
     assert simulated.coverage(2000, rounds, scatter) == pytest.approx(tabled, abs=0.014)
 
 
+@pytest.mark.parametrize("launches", [2, 3, 4, 5])
+def test_intervals_of_few_launches_hold_the_truth_in_95_of_100(launches: int) -> None:
+    """The hull of launches does in 50, 75, 88 and 94."""
+    times = 1e5 * np.exp(0.02 * RNG(launches).normal(size=(3000, launches)))
+    bounds = [paired.bound_launches(row)[1:] for row in times]
+    assert np.mean([lo <= 1e5 <= hi for lo, hi in bounds]) == pytest.approx(0.95, abs=0.012)
+    assert paired.STUDENT[launches] == pytest.approx(
+        scipy.stats.t.ppf(0.975, launches - 1), abs=1e-3
+    )
+
+
+def test_one_launch_bounds_no_other_and_absurd_ones_do_not_overflow() -> None:
+    assert paired.bound_launches([5.0]) == (5.0, -math.inf, math.inf)
+    middle, lo, hi = paired.bound_launches([0.0, 1e12])
+    assert (middle, lo) == (5e11, 0.0) and 1e12 < hi < math.inf
+
+
 @pytest.mark.parametrize(
     ("rounds", "mde"), [(6, 2.5), (8, 1.8), (10, 1.45), (12, 1.36), (16, 1.1), (20, 0.94)]
 )

@@ -215,12 +215,32 @@ def test_a_case_takes_the_median_of_its_fit_launches() -> None:
     worse = launches(9e6, invalid=INVALID)
     found = rows.case_time([*table, *worse])
     assert (found.median, found.launches, found.samples) == (2e6, 3, 21)
-    assert (found.lo, found.hi) == (
-        min(row.derived.times.lo for row in table if row.derived),
-        max(row.derived.times.hi for row in table if row.derived),
-    )
     with pytest.raises(ValueError, match="no launch"):
         rows.case_time(worse)
+
+
+def test_few_launches_are_bounded_by_their_scatter_and_their_samples() -> None:
+    """Two that differ by 1 % may both be 6 % off; two that agree are as sure as their samples."""
+    near = [1, -2, 2, -1, 0, 2, -2, 1, -1, 0] * 4  # ns off the median, without a trend
+
+    def measured(*medians: int) -> list[Row]:
+        made = [
+            cycle(0, world=i, times_ns=[median + off for off in near])
+            for i, median in enumerate(medians)
+        ]
+        return rows.make_rows([file(*made, worlds=[world(index=i) for i in range(len(made))])])
+
+    found = rows.case_time(measured(1_000_000, 1_010_000))
+    half = 12.706 * math.log(1.01) / 2
+    middle = math.sqrt(1.01) * 1e6
+    assert (found.lo, found.hi) == pytest.approx(
+        (middle * math.exp(-half), middle * math.exp(half)), rel=1e-3
+    )
+    (row,) = measured(1_000_000)
+    alike = rows.case_time(measured(1_000_000, 1_000_000, 1_000_000))
+    assert row.derived
+    assert (alike.lo, alike.hi) == (row.derived.times.lo, row.derived.times.hi)
+    assert (alike.lo, alike.hi) == rows.case_time([row])[1:3]
 
 
 def test_from_six_launches_on_the_interval_is_that_of_launches() -> None:

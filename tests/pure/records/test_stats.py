@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.records import stats
+from collbench.records.time_summary import TimeSummary, pool_summaries
 
 TIMES = st.lists(st.integers(1_000, 10_000_000), min_size=6, max_size=120)
 
@@ -125,12 +126,21 @@ def test_a_slower_sample_lowers_no_bound(times: list[int], data: st.DataObject) 
 
 def test_quantile_is_a_sample_or_nothing() -> None:
     times = np.random.default_rng(4).permutation(np.arange(1, 1001))
-    assert stats.quantile(times, 0.95) == 950
-    assert stats.quantile(times, 0.99) == 990
-    assert stats.quantile(list(range(1, 73)), 0.95) == 69  # ceil(.95 * 72)
-    assert [stats.quantile(range(n), q) for n, q in ((71, 0.95), (367, 0.99), (0, 0.5))] == [
+    assert stats.quantile(times, 1000, 0.95) == 950
+    assert stats.quantile(times, 1000, 0.99) == 990
+    assert stats.quantile(list(range(1, 73)), 72, 0.95) == 69  # ceil(.95 * 72)
+    assert [stats.quantile(range(n), n, q) for n, q in ((71, 0.95), (367, 0.99), (0, 0.5))] == [
         None
     ] * 3
+
+
+def test_a_percentile_takes_independent_samples() -> None:
+    """72 samples bound p95; 100 that follow each other closely are worth fewer."""
+    times = np.random.default_rng(4).permutation(np.arange(100.0, 200.0))
+    assert TimeSummary.of(times).p95 == 194
+    wandering = TimeSummary.of(np.sort(times))
+    assert wandering.n_eff < 72 and wandering.p95 is None
+    assert pool_summaries([wandering, wandering], np.tile(np.sort(times), 2)).p95 is None
 
 
 def test_effective_samples_of_a_known_process() -> None:
@@ -440,7 +450,7 @@ def test_no_scipy_is_loaded_to_judge_a_case() -> None:
         "import sys; from collbench.records import stats as s; t = list(range(100, 500));"
         " s.median_interval(t, s.n_eff(t));s.find_modes(t); s.is_steady(t);"
         " s.find_straggler([t, t[::-1]]);"
-        " s.quantile(t, .99); sys.exit('scipy' in sys.modules)"
+        " s.quantile(t, 400, .99); sys.exit('scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -111,6 +111,31 @@ def test_alignment_makes_no_second_case_of_a_whole_buffer() -> None:
     assert [c.collective for c in suite.expand()[0]] == ["all_reduce", "all_gather", "all_gather"]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "groups", "name"),
+    [
+        (16, 4, "", "hierarchical:group=4"),
+        (16, 8, "", "hierarchical"),  # as it is by default, and was named before
+        (8, 8, "", "hierarchical"),  # one host
+        (16, 1, "", "hierarchical"),
+        (16, 5, "", "hierarchical"),  # no groups of 5
+        (16, 4, "mod:2", "hierarchical"),  # not all ranks of a host are in one group
+    ],
+)
+def test_hierarchical_makes_groups_of_a_hosts_ranks(
+    ranks: int, per_host: int, groups: str, name: str
+) -> None:
+    axes = Axes(
+        collectives=("all_reduce",),
+        sizes=(1 << 20,),
+        ranks=(ranks,),
+        algorithms=("hierarchical", "ring"),
+        per_host=per_host,
+        groups=groups,
+    )
+    assert {case.algorithm for case in expand_axes(axes)[0]} == {name, "ring"}
+
+
 def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
     axes = Axes(
         collectives=("all_gather", "reduce", "all_to_all"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "json", "html")
 
 
-LAUNCHES = 6  # from which on an interval is that of what launches take
+LAUNCHES = 6  # from which on an interval takes no distribution for granted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collbench.core.text import format_size, plain_line
 from collbench.features.health.accept.certificate import Provenance
 from collbench.features.health.accept.judgement import Acceptance, LimitedRow, State, Untested
 from collbench.features.health.checks.table import describe_injected
-from collbench.records.limits import Held
+from collbench.records.limits import Held, advise_launches
 from collbench.records.origins import is_fake
 from collbench.records.types import RunFile
 from collbench.show import busy
@@ -141,7 +141,8 @@ def _limits_section(acceptance: Acceptance) -> Section:
         title="Limits",
         columns=ROWS,
         lines=lines,
-        note="A row passes or fails where its whole 95 % interval does. Hints decide nothing.",
+        note="A row passes or fails where its whole 95 % interval does, which is wide below six"
+        " launches. Hints decide nothing.",
         carded=True,
     ).drop_empty_columns()
     origins = Table(
@@ -183,7 +184,8 @@ def _format_interval(lo: float | None, hi: float | None) -> str:
 def _explain(held: Held) -> str:
     """The reason why a row is not decided."""
     if held.answer == "not shown":
-        return "the interval reaches over the limit" if held.hi else "too few samples bound it"
+        open_ = f"the interval reaches over the limit{advise_launches(held)}"
+        return open_ if held.hi else "too few samples bound it"
     return held.why
 
 

@@ -151,9 +151,9 @@ def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
 
 
 LEGEND = (
-    "± bounds 95 %; error: largest misfit of the model; signs: its changes of sign along the sizes,"
-    " observed/expected by chance; n½ = alpha / beta. A series' own beta holds what"
-    " reducing costs"
+    "± bounds 95 %, by samples or cycles within their launch only; error: largest misfit of the"
+    " model; signs: its changes of sign along the sizes, observed/expected by chance; n½ = alpha /"
+    " beta. A series' own beta holds what reducing costs"
 )
 
 

@@ -236,6 +236,32 @@ def test_launches_that_all_sizes_have_are_resampled(launches: int, lost: int, wo
     assert alpha and (alpha.hi - alpha.lo) / alpha.value > 0.01
 
 
+@pytest.mark.parametrize("launches", [2, 3, 5])
+def test_what_few_launches_share_is_bounded_as_often_as_it_says(launches: int) -> None:
+    """Resampled launches reach from the least to the most of them: 50, 75 and 94 of 100."""
+    rng, covered = np.random.default_rng(launches), []
+    for _ in range(400):
+        shared, apart = rng.normal(0, 0.02, (launches, 1)), rng.normal(0, 0.005, (launches, 4))
+        logs = shared + apart
+        off = fit._draw_offsets(logs, rng).mean(axis=1)
+        low, high = np.quantile(off, (0.025, 0.975))
+        covered.append(low <= -logs.mean() <= high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.035)
+
+
+def test_sizes_that_scatter_keep_what_launches_differ_by() -> None:
+    rng = np.random.default_rng(23)
+    (series,) = fit.make_series(recorded(rng, [case(s) for s in SIZES.tolist()], 0.05))
+    by_launch = np.exp(rng.normal(0, 0.02, (fit.DRAWS, 1)))
+    launched = msgspec.structs.replace(
+        series, draws=series.measured * by_launch, resampled="6 launches"
+    )
+    draws, word = fit._draw_medians(launched, series.measured * 0.95, 2)
+    assert word == "6 launches, residuals"
+    together = np.log(draws).mean(axis=1)
+    assert np.corrcoef(together, np.log(by_launch[:, 0]))[0, 1] > 0.8
+
+
 def test_one_rank_alone_is_refused() -> None:
     """A pairwise all_to_allv of one rank moves no share of its size."""
     cases = [
