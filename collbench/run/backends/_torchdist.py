@@ -235,6 +235,7 @@ class TorchDistributed(Base):
         self._everyone: Any = (
             None  # the process group of all ranks, where this rank's is but one of several
         )
+        self._alignment: Callable[[], object] | None = None  # once all ranks have agreed on it
         self._nccl: tuple[int, ...] = ()  # its version, once opened; of RCCL none
         self._registered: _cuda.Registered | None = None
         self._listener: ncclog.Listener | None = None
@@ -250,7 +251,7 @@ class TorchDistributed(Base):
         return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        everyone = make_world_control() if self.control else Control(rank, n)
+        everyone = self._world = make_world_control() if self.control else Control(rank, n)
         if self.name == "nccl":
             self._take_seat(everyone, local_rank)
         else:
@@ -265,8 +266,6 @@ class TorchDistributed(Base):
             ) from e
         if self.stream and self.control:
             self._everyone = make_world_control().open_group(self.name)
-        if self.stream:
-            self._settle_alignment()
         if level := self.policy.register:
             self._registered = _cuda.Registered(self._at.group, everyone, self.device, level)
 
@@ -387,22 +386,33 @@ class TorchDistributed(Base):
 
         return run_fused
 
-    def _settle_alignment(self) -> None:
-        """What ranks are aligned by: a sum of one number, or messages where NCCL_ALGO names an
-        algorithm that has no all_reduce, as PAT, or that these GPUs cannot run."""
-        group = self._everyone or self._at.group
-        self._align = partial(dist.all_reduce, self._token, group=group)
+    def _choose_alignment(self) -> Callable[[], object]:
+        """Align by a sum of one number; by messages if NCCL refuses all_reduce. All ranks choose
+        alike, or all raise RuntimeError."""
+        group, refusal = self._everyone or self._at.group, ""
+        alignment = partial(dist.all_reduce, self._token, group=group)
         try:
-            self._align()
+            alignment()
         except dist.DistError as e:
             if not REFUSED.match(str(e)):
                 raise
-            tokens = self._token.new_zeros(2, dist.get_world_size(group))
-            self._align = partial(dist.all_to_all_single, tokens[0], tokens[1], group=group)
+            refusal = first_line(e)
+        refusals = self._world.collect(refusal)
+        if not any(refusals):
+            return alignment
+        if not all(refusals):
+            rank = next(rank for rank, reason in enumerate(refusals) if reason)
+            raise RuntimeError(
+                f"only some ranks refuse all_reduce: rank {rank}: {refusals[rank]}; "
+                "set NCCL_ALGO alike on all hosts"
+            )
+        tokens = self._token.new_zeros(2, self._world.n)
+        return partial(dist.all_to_all_single, tokens[0], tokens[1], group=group)
 
     def align(self) -> None:
         if self.stream:
-            self._align()
+            self._alignment = self._alignment or self._choose_alignment()
+            self._alignment()
 
     def overheard(self, call: Callable[[], object]) -> Choice | None:
         def done() -> None:

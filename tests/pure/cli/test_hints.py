@@ -89,13 +89,16 @@ def list_hints() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(root)}:{line}", match[1]
 
 
-TITLES = {"help", "list", "report -->", "history of {}"}  # of no command with options
+TITLES = {  # of no command with options
+    *("help", "list", "report -->", "history of {}", "history baseline accept wrote"),
+}
 VALUES = re.compile(r"[A-Z@/.{0-9]|'|.*[_./=:{…]|(words|gloo|json)?$")  # of options, but no prose
 
 
 def find_fault(hint: str) -> str:
     """Why a command line is none: its options are not there, or need what is not given."""
-    words = [word.rstrip(":.|") for word in hint.replace(" …", "").split()]
+    hint = re.sub(r"(?<=[a-z]){}", " {}", hint.replace(" …", ""))  # options, or none
+    words = [word.rstrip(":.|") for word in hint.split()]
     words[:1] = ["all_reduce"] if words[0] in COLLECTIVES else words[:1]
     names = (" ".join(words[:k]) for k in (3, 2, 1))
     name = next((name for name in names if name in every_command()), "")

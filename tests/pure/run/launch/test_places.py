@@ -394,7 +394,7 @@ def test_who_is_stopped_harms_nobody_who_waits_or_is_done(
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.EAGAIN, r"raise the limit of processes \(ulimit -u\)"),
+        (errno.EAGAIN, r"raise the limit of processes \(ulimit -u; .*podPidsLimit\)"),
         (errno.ENXIO, r"this is a fault .*: its traceback is in \S+/faults/collbench-fault-\S+"),
     ],
 )

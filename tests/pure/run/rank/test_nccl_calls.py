@@ -100,6 +100,9 @@ def nccl(log: Log) -> _torchdist.TorchDistributed:
     backend = _torchdist.TorchDistributed("nccl")
     backend._at = _torchdist._Site(0, 1, None)
     backend.stream, backend._token = Cuda(torch.device("cuda", 0)), torch.zeros(1)
+    backend._world = ALONE
+    backend.align()
+    log.clear()
     return backend
 
 
@@ -177,6 +180,30 @@ def test_a_graph_of_nccl_calls_holds_the_copies_and_is_made_once(nccl, log: Log)
     sampler.take(2, Sync("device", ALONE, None, nccl.align))
     one = ["all_reduce 4", "record", "replay", "replay", "record"]
     assert log[len(made) + 1 :] == [*one * 2, "synchronize"]
+
+
+@pytest.mark.parametrize("others", ["", "no algorithm/protocol available"])
+def test_ranks_agree_on_what_aligns_them(
+    others: str, nccl, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL_ALGO may differ by host: then no rank sends messages that others wait for in a sum."""
+    reason = "no algorithm/protocol available for function AllReduce"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise dist.DistBackendError(reason)
+
+    monkeypatch.setattr(dist, "all_reduce", refuse)
+    monkeypatch.setattr(dist, "all_to_all_single", issuing("messages", log))
+    monkeypatch.setattr(nccl, "_alignment", None)
+    world = Control(0, 2)
+    monkeypatch.setattr(world, "collect", lambda refusal: [refusal, others])
+    monkeypatch.setattr(nccl, "_world", world)
+    if others:
+        nccl.align()
+        assert log == ["messages 8 8"]
+    else:
+        with pytest.raises(RuntimeError, match=f"rank 0: {reason}; set NCCL_ALGO alike"):
+            nccl.align()
 
 
 def test_only_the_root_of_a_broadcast_copies_first(nccl, log: Log) -> None:
