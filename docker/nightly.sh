@@ -14,21 +14,28 @@ nights=${NIGHTS:-$PWD/nights}
 runs=${RUNS:-4} # compare takes at least ten launches on both sides
 
 # A shell has a trap run only once its foreground command has ended, and as a container's process 1 gets no other signal.
-stopped='' heard='' child=''
-trap 'stopped=yes heard=yes; [ -z "$child" ] || kill -TERM "$child" 2> /dev/null' TERM INT HUP
+stopped='' signalled='' measured=''
+trap 'stopped=yes signalled=yes; [ -z "$measured" ] || kill -TERM "$measured" 2> /dev/null' TERM INT HUP
 run() {
-    heard=''
     "$@" &
-    child=$!
-    [ -z "$heard" ] || kill -TERM "$child" # before it was known
-    status=127 heard=yes
-    while [ -n "$heard" ]; do # a signal ends the wait, not the child
-        heard=''
-        wait "$child"
+    await "$!"
+}
+measure() { # which a signal ends, so that the rest can be reported
+    "$@" &
+    measured=$!
+    [ -z "$stopped" ] || kill -TERM "$measured" # before it was known
+    await "$measured"
+    measured=''
+    return "$status"
+}
+await() {
+    status=127 signalled=yes
+    while [ -n "$signalled" ]; do # a signal ends the wait, not the child
+        signalled=''
+        wait "$1"
         waited=$?
         [ "$waited" = 127 ] || status=$waited # 127: it had been waited for
     done
-    child=''
     return "$status"
 }
 
@@ -49,7 +56,7 @@ done
 mkdir "$night" || exit 5
 code=0 number=1
 while [ "$number" -le "$runs" ] && [ "$code" = 0 ] && [ -z "$stopped" ]; do
-    run "$@" collbench run nightly --budget "${BUDGET:-3m}" --output "$night" --tag nightly --format csv > "$night/$number.csv"
+    measure "$@" collbench run nightly --budget "${BUDGET:-3m}" --output "$night" --tag nightly --format csv > "$night/$number.csv"
     code=$?
     number=$((number + 1))
 done
@@ -62,7 +69,7 @@ if [ -e "$1" ]; then # also of a night that was cut short: what broke it is name
         ${PROM:+--output "$PROM/verdict.prom"} ${HOOK:+--on-unhealthy "$HOOK"}
     health=$?
 fi
-[ -z "$stopped" ] || [ "$code" != 0 ] || code=130
+[ -z "$stopped" ] || code=130
 [ "$code" = 0 ] || exit "$code"
 : > "$night/complete"
 code=$health

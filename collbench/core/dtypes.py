@@ -86,9 +86,18 @@ class DType(NamedTuple):
         unit = math.ldexp(1.0, exponent - self.precision + 1)
         return round(1 / n / unit) * unit
 
-    def holds_inverse(self, n: int) -> bool:
-        """Whether 1/n as a number of this type is as near as in the range of its normal numbers."""
+    def can_hold_inverse(self, n: int) -> bool:
+        """Whether 1/n rounds with the relative error of a normal number, so not to a coarse
+        subnormal or 0."""
         return abs(self.round_inverse(n) * n - 1) <= 2.0**-self.precision
+
+    def refuse_inverse(self, n: int) -> str:
+        """Why a library's avg that multiplies by 1/n is of no use in this type; else an empty
+        string."""
+        if self.kind != "float" or self.can_hold_inverse(n):
+            return ""
+        factor = f"{self.round_inverse(n):.3g} in {self.name}"
+        return f"avg multiplies by 1/{n}, which is {factor}: use sum, or a wider datatype"
 
 
 DTYPES: dict[str, DType] = {

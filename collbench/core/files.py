@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from itertools import takewhile
@@ -20,7 +21,8 @@ DEEP = re.compile(  # a key of many parts, which takes the square of their numbe
 )
 
 END = 1 << 20  # bytes of a file's end in which a mark may be
-FAULT, FAULT_END, MAX_FAULTS = "collbench-fault-", ".txt", 20  # names of tracebacks; how many stay
+CRASH_PREFIX, CRASH_END = "collbench-crash-", ".txt"  # names of tracebacks
+MAX_CRASHES, CRASH_SECONDS = 20, 3600.0  # tracebacks that stay; how long those beyond do
 
 # how files begin that are packed other than by gzip, what they are, and what unpacks them
 ARCHIVES = {
@@ -51,7 +53,7 @@ def open_private(path: Path, how: int = 0) -> TextIO:
 
 def home_folder() -> Path:
     """Where runs and all else is kept: $COLLBENCH_HOME, else collbench under the XDG state folder.
-    Raises CannotRun where nobody knows where that is."""
+    Raises CannotRun if HOME is unknown."""
     if os.environ.get("COLLBENCH_HOME"):
         return expand_path(os.environ["COLLBENCH_HOME"])
     try:
@@ -65,38 +67,44 @@ def home_folder() -> Path:
 
 
 def keep_traceback(text: str) -> str:
-    """A sentence that says in which file the text lies now: among the last few in the folder of
-    faults, or where none can be made there among those in TMPDIR; one without a file where that has
-    no room either."""
+    """A sentence that says in which file the text lies now: in the folder of crashes, else in
+    TMPDIR; one without a file if neither has room."""
     import tempfile  # only here: --help imports this module
 
     finders: tuple[Callable[[], Path], ...] = (
-        lambda: home_folder() / "faults",
+        lambda: home_folder() / "crashes",
         lambda: Path(tempfile.gettempdir()),
     )
     for find_folder in finders:
         with suppress(OSError, CannotRun, UsageError):
             folder = find_folder()
             make_folder(folder)
-            _remove_faults(folder, MAX_FAULTS - 1)
-            handle, path = tempfile.mkstemp(FAULT_END, FAULT, folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(text.encode(errors="backslashreplace"))
+            _remove_old_crashes(folder)
+            handle, path = tempfile.mkstemp(CRASH_END, CRASH_PREFIX, folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(text.encode(errors="backslashreplace"))
+            except OSError:  # the disk is full
+                Path(path).unlink()
+                raise
             return f"its traceback is in {path}"
     return "there is no room to keep its traceback"
 
 
-def _remove_faults(folder: Path, remaining: int) -> None:
-    """Remove this user's files of faults but for the last ones."""
-    ages = {}
-    for path in folder.glob(f"{FAULT}*{FAULT_END}"):
+def _remove_old_crashes(folder: Path) -> None:
+    """Remove this user's tracebacks but for the last ones and those of the last hour, which a
+    message may just have named: a crash of a world has one from each rank."""
+    times = {}
+    for path in folder.glob(f"{CRASH_PREFIX}*{CRASH_END}"):
         with suppress(OSError):  # others remove them, too
             status = path.lstat()
             if status.st_uid == os.getuid():
-                ages[path] = status.st_mtime_ns
-    for path in sorted(ages, key=lambda path: ages[path])[: max(0, len(ages) - remaining)]:
-        with suppress(OSError):
-            path.unlink()
+                times[path] = status.st_mtime
+    by_age = sorted(times, key=lambda path: times[path], reverse=True)
+    for path in by_age[MAX_CRASHES - 1 :]:
+        if times[path] < time.time() - CRASH_SECONDS:
+            with suppress(OSError):
+                path.unlink()
 
 
 def read_bytes(path: Path, most: int) -> bytes:

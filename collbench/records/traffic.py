@@ -106,13 +106,14 @@ def _count_shares(case: Case, sent: Sent) -> tuple[float, float]:
 def derive_traffic(record: Record, world: World | None) -> Traffic:
     """The traffic by a record's counts; where there are none, by what is known of the library."""
     try:
-        traffic = _derive_counted(record) if record.sent and not record.case.subject else Traffic()
+        has_counts = record.sent and not record.case.subject
+        traffic = _derive_counted(record, world) if has_counts else Traffic()
     except UsageError:
         traffic = Traffic()
     return traffic if traffic.wire is not None else _derive_known(record.case, world, traffic)
 
 
-def _derive_counted(record: Record) -> Traffic:
+def _derive_counted(record: Record, world: World | None) -> Traffic:
     case = record.case
     if math.isnan(needed_bytes(case)):
         return Traffic(moves=f"{case.algorithm} is not loaded here: what it needs is unknown")
@@ -128,10 +129,10 @@ def _derive_counted(record: Record) -> Traffic:
     if wire < 1:
         rest = "the rest went through memory, or a switch added up"
         return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_name_table(case)}: {rest}")
-    return _explain_more(record, wire)
+    return _explain_more(record, world, wire)
 
 
-def _explain_more(record: Record, wire: float) -> Traffic:
+def _explain_more(record: Record, world: World | None, wire: float) -> Traffic:
     """The traffic where more was counted than is needed."""
     case = record.case
     sends = f"sends {wire:.2f}x what {_name_table(case)}"
@@ -142,11 +143,25 @@ def _explain_more(record: Record, wire: float) -> Traffic:
         return Traffic(wire, moves=f"{sends}: NCCL's {protocol} sends flags among the data")
     if why := guess_algorithm(case, data):
         return Traffic(wire, data, f"{sends}: {why}")
-    if {"ib", "nvlink"} <= {kind for sent in record.sent for kind in sent.bytes}:
-        twice = "what goes by NVLink to another GPU's network card (PXN) is counted on both"
+    relayed = _bound_relayed_share(record, world) * data / wire
+    if relayed >= NOISE and data - relayed <= SILENT[1]:
+        twice = "with PXN, data may cross NVLink before the network card and be counted twice"
         return Traffic(wire, moves=f"{sends}: {twice}")
     why = "messages sent again, other traffic, or another algorithm"
     return Traffic(wire, data, f"{sends}: {why}")
+
+
+def _bound_relayed_share(record: Record, world: World | None) -> float:
+    """The most that PXN can have added, over what is needed: what left hosts, once more, as far as
+    NVLink carried as much; 0 where all ranks are on one host."""
+    if world is None or len({rank.host for rank in world.ranks}) < 2:
+        return 0.0
+    needed = needed_bytes(record.case) * record.case.of
+    return min(
+        (sent.bytes.get(kind, 0) - sent.idle.get(kind, 0)) / (needed * sent.calls)
+        for sent in record.sent
+        for kind in ("ib", "nvlink")
+    )
 
 
 def _name_table(case: Case) -> str:

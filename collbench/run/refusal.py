@@ -4,7 +4,7 @@ nobody has."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from collbench.core import algorithms
 from collbench.core.backend_info import (
@@ -23,6 +23,9 @@ from collbench.machine import environment
 from collbench.suite.backgrounds import background_case
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+
+if TYPE_CHECKING:
+    from collbench.run.backends import Backend
 
 
 class Place(NamedTuple):
@@ -66,6 +69,15 @@ def refuse_anywhere(case: Case) -> str:
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""
+
+
+def refuse_opened(case: Case, backend: Backend) -> str:
+    """Why an opened backend cannot run a case, or not by values that can be verified; else an empty
+    string."""
+    if reason := refuse_anywhere(case) or backend.refuse(case):
+        return reason
+    multiplies = backend.premultiplies and case.op == "avg" and case.algorithm == "native"
+    return case.type.refuse_inverse(case.n) if multiplies else ""
 
 
 def _refuse_anywhere(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:

@@ -66,7 +66,7 @@ def execute_order(
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
-            seconds = join.limit_meeting(member, order.suite.policy.timeout)
+            seconds = join.meeting_seconds(order.suite.policy.timeout, member)
             return join.follow_rank_0(member, seconds, partial(_refuse_hosts, order))
     world = choose_world(order, member, early)
     before: dict[str, Load] = {}
@@ -127,7 +127,7 @@ def choose_world(
 
 
 def _join_ranks(member: Membership, order: Order) -> join.Joined:
-    return join.Joined(member, join.limit_meeting(member, order.suite.policy.timeout))
+    return join.Joined(member, join.meeting_seconds(order.suite.policy.timeout, member))
 
 
 def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
@@ -450,7 +450,7 @@ class _Session:
 
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
-        print_message(error.message)
+        print_message(error.message, error.hint)
         self._finish(error.exit, error.message)
 
     def _keep(self, line: World | Record) -> None:

@@ -170,9 +170,9 @@ def _call_on_rank(
     backend.policy, backend.hosts = Policy(), control.collect(environment.host_name())
     backend.open(rank, case.n, rank)
     try:
-        if refusal.refuse_anywhere(case) or backend.refuse(case):
+        if refusal.refuse_opened(case, backend):
             case = msgspec.structs.replace(case, in_place=False)
-        if why := refusal.refuse_anywhere(case) or backend.refuse(case):
+        if why := refusal.refuse_opened(case, backend):
             raise CannotRun(why)
         ((buffers,),) = calls.allocate_slots(backend, [case], [rank])
         buffers.written.zero_()

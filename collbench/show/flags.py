@@ -102,10 +102,10 @@ def explain_flag(
 ) -> Flag:
     """A flag with its meaning and remedy, in which the run's ``limits`` stand for placeholders, for
     a run with this command line."""
-    row = look_up(flag)
+    row, again = look_up(flag), "{again}"  # a whole command, whose options stay as they are
+    remedy = name_keys(row.remedy.format_map({**limits, "again": again}), command)
     return row._replace(
-        meaning=row.meaning.format_map(limits),
-        remedy=name_keys(row.remedy.format_map(limits), command),
+        meaning=row.meaning.format_map(limits), remedy=remedy.replace(again, limits["again"])
     )
 
 

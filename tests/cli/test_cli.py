@@ -436,7 +436,7 @@ def test_a_fault_of_ours_has_a_code_of_its_own_and_is_kept(
     assert ended.value.code == 70
     assert "ZeroDivisionError, by [31mnothing" in said and "\x1b" not in said
     kept = Path(said.split("its traceback is in ")[1].strip())
-    assert kept.parent == home / "faults" and "raise ZeroDivisionError" in kept.read_text()
+    assert kept.parent == home / "crashes" and "raise ZeroDivisionError" in kept.read_text()
 
 
 @pytest.mark.parametrize(

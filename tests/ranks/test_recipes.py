@@ -330,18 +330,27 @@ def test_nights_are_judged_against_each_other(
 
 
 SLOW_COLLBENCH = """#!/bin/sh
-# a collbench whose run keeps what it has when it is terminated
+# a collbench whose run keeps what it has when it is terminated, under a launcher's code
 echo "$1" >> "$CALLS"
+if [ "$1" = report ]; then
+    echo reporting >> "$CALLS"
+    while [ ! -e "$CALLS.go" ]; do sleep 0.02; done
+    echo reported >> "$CALLS"
+fi
 [ "$1" = run ] || exit 0
 while [ "$1" != --output ]; do shift; done
-trap 'touch "$2/1.jsonl"; exit 130' TERM
+trap 'touch "$2/1.jsonl"; exit 143' TERM
 echo measuring >> "$CALLS"
 while :; do sleep 0.02; done
 """
 
 
+REPORTED = ("report", "reporting", "reported", "health")
+
+
 def test_a_night_that_is_terminated_is_reported_with_what_it_has(tmp_path: Path) -> None:
-    """As by the end of a container's grace period, of which its process 1 alone is told."""
+    """As by the end of a container's grace period, of which its process 1 alone is told. What
+    reports is not ended."""
     (tmp_path / "collbench").write_text(SLOW_COLLBENCH)
     (tmp_path / "collbench").chmod(0o755)
     calls = tmp_path / "calls"
@@ -353,14 +362,17 @@ def test_a_night_that_is_terminated_is_reported_with_what_it_has(tmp_path: Path)
     }
     with subprocess.Popen([DOCKER / "nightly.sh"], env=env, start_new_session=True) as shell:
         try:
-            while not (calls.exists() and "measuring" in calls.read_text()):
-                time.sleep(0.02)
-            shell.terminate()
+            for state in ("measuring", "reporting"):
+                while not (calls.exists() and state in calls.read_text()):
+                    time.sleep(0.02)
+                shell.terminate()
+            time.sleep(0.1)
+            Path(f"{calls}.go").touch()
             assert shell.wait(30) == 130
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
-    assert calls.read_text().split() == ["run", "measuring", "report", "health"]
+    assert calls.read_text().split() == ["run", "measuring", *REPORTED]
     (folder,) = (tmp_path / "nights").iterdir()
     assert not (folder / "complete").exists()
 

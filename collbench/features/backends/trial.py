@@ -152,7 +152,7 @@ class ContractTrial:
     def _is_able(self, case: Case) -> bool:
         """Whether the backend runs the case, as INFO, the opened backend and the library have
         it."""
-        if refusal.refuse_anywhere(case) or self._bench.backend.refuse(case):
+        if refusal.refuse_opened(case, self._bench.backend):
             return False
         try:
             rig = self._make_rig(case)

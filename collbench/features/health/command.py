@@ -485,7 +485,7 @@ def measure_planted(faults: str, ranks: str, seconds: float) -> list[str] | None
     except CollbenchError as e:
         if isinstance(e, UsageError) or not path.is_file():
             raise
-        print_message(e.message)
+        print_message(e.message, e.hint)
     member = _find_member()
     return None if member and member.rank else [str(path)]
 
@@ -752,7 +752,7 @@ def _deliver_verdict(judged_night: JudgedNight, hook: Sequence[str], options: He
     except CollbenchError as e:  # a file could not be written; the verdict has been printed
         if not nagios:
             raise
-        print_message(e.message)
+        print_message(e.message, e.hint)
     return code
 
 

@@ -36,13 +36,8 @@ def _refuse_reduction(case: Case) -> str:
     """Why no library of torch's has the reduction of a case, or none that gives its results."""
     if case.op == "premul_sum" and case.backend != "nccl":
         return f"premul_sum is an NCCL reduction; {case.backend} has none"
-    multiplies = case.op == "avg" and case.backend == "nccl" and case.type.kind == "float"
-    if multiplies and not case.type.holds_inverse(case.n):
-        factor = f"{case.type.round_inverse(case.n):.3g} in {case.dtype}"
-        return (
-            f"NCCL's avg multiplies by 1/{case.n}, which is {factor}: use sum, or a wider datatype"
-        )
-    return ""
+    multiplies = case.op == "avg" and case.backend != "gloo"  # TorchDistributed.premultiplies
+    return case.type.refuse_inverse(case.n) if multiplies else ""
 
 
 def missing_gpu() -> tuple[str, str]:

@@ -237,7 +237,13 @@ class Server:
         self._ready.register(self._wake_r, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Fork ranks and tell of their ends, until the parent is gone."""
+        """Fork ranks and tell of their ends, until the parent is gone; then end those left."""
+        try:
+            self._serve_parent()
+        finally:
+            self._end_ranks()
+
+    def _serve_parent(self) -> None:
         while True:
             ready = [key for key, _ in self._ready.select()]
             if self._wake_r in [key.fd for key in ready]:
@@ -249,9 +255,8 @@ class Server:
             if self._control.fileno() in [key.fd for key in ready]:
                 request, fds, _, _ = socket.recv_fds(self._control, 65536, 3)
                 if not request:
-                    break
+                    return
                 self._obey(msgspec.json.decode(request, type=Spawn | Adopt), fds)
-        self._end_ranks()
 
     def _end_ranks(self) -> None:
         """Kill the ranks that are left, and wait a moment for their ends: a process 1 that is no

@@ -18,8 +18,6 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.world import Channel, Failure, Listener, Said
 from collbench.survive.crash import describe_error, is_out_of_memory
 
-MEET_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk; -T may say more
-
 
 class Side(msgspec.Struct, frozen=True):
     """What ranks of an experiment's side have everywhere: an interpreter, "" for the one that keeps
@@ -44,19 +42,14 @@ class Told(msgspec.Struct, frozen=True):
     env: dict[str, str]
     plan: Plan | None
     side: Side | None = None
-    seconds: float = MEET_SECONDS
+    seconds: float = join.SECONDS
 
 
-def limit_meeting(timeout: float) -> float:
-    """Seconds that fresh ranks have to come together, by -T, which does not shorten them."""
-    return max(MEET_SECONDS, timeout)
-
-
-def limit_opening(plan: Plan) -> float:
+def opening_seconds(plan: Plan) -> float:
     """Seconds after which no world of fresh ranks opens any more: to come together, to reach each
     other, and without any progress."""
-    meeting = limit_meeting(plan.timeout)
-    return meeting + join.limit_reaching(meeting, plan.n) + plan.timeout
+    meeting = join.meeting_seconds(plan.timeout)
+    return meeting + join.connecting_seconds(meeting, plan.n) + plan.timeout
 
 
 def live_as_rank(channel: Channel) -> int:

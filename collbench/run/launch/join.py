@@ -91,15 +91,15 @@ _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as anot
 _ANOTHER = "another rank (it or the launcher says why)"
 
 
-def limit_meeting(member: Membership, timeout: float | None) -> float:
-    """Seconds that ranks have to come together, by -T. A small one does not shorten them where
-    ranks are on several hosts: each loads torch before it comes, from a cold or remote disk."""
-    if rendezvous.on_one_host(member):
+def meeting_seconds(timeout: float | None, member: Membership | None = None) -> float:
+    """Seconds that ranks have to come together, by -T. A small one shortens them only if they are
+    joined on one host: else each first loads torch, from a cold or remote disk."""
+    if member and rendezvous.on_one_host(member):
         return timeout or SECONDS
     return max(timeout or 0.0, SECONDS)
 
 
-def limit_reaching(seconds: float, n: int) -> float:
+def connecting_seconds(seconds: float, n: int) -> float:
     """Seconds that n ranks have to reach each other once they have come together, which they had
     ``seconds`` for: more in a large world, in which each connects to all others."""
     return max(seconds, _REACH_SECONDS * n)
@@ -448,7 +448,7 @@ class Joined(World):
         from collbench.run.jobs import Plan
         from collbench.run.rank import worker
 
-        seconds = limit_reaching(self._seconds, self._member.n)
+        seconds = connecting_seconds(self._seconds, self._member.n)
         timer = threading.Timer(seconds, self._gave_up, (listener.hung, seconds))
         timer.daemon = True
         timer.start()
@@ -500,7 +500,7 @@ def follow_rank_0(
 
     def hung(error: RunBroken) -> None:
         if member.local_rank == 0 or first in error.message:
-            print_message(error.message)
+            print_message(error.message, error.hint)
 
     unopened: list[CollbenchError] = []
     listener = Listener(

@@ -27,7 +27,7 @@ from collbench.run.launch import folders, join, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
-from collbench.run.launch.fresh import MEET_SECONDS, Told
+from collbench.run.launch.fresh import Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
 from collbench.run.launch.meeting import SILENT_SHARE, name_hello
 from collbench.run.launch.places import Node, Places, Seat, number_alike
@@ -80,10 +80,10 @@ class Far:
 
     def ask(self, question: Question) -> Answer:
         """The answer to a question. Raises RunBroken where the place is lost, or says nothing for
-        MEET_SECONDS."""
+        join.SECONDS."""
         self._send(Errand("ask", text=as_json(question)))
         with suppress(Empty):
-            if answer := "" if self._why else self._answers.get(timeout=MEET_SECONDS):
+            if answer := "" if self._why else self._answers.get(timeout=join.SECONDS):
                 return msgspec.json.decode(answer, type=Answer)
         raise RunBroken(f"{self._who} was lost ({self._why or 'it does not answer'})")
 
@@ -167,11 +167,11 @@ class Launched(Places):
 
 @contextmanager
 def gather_places(member: Membership, timeout: float | None, folder: Path) -> Iterator[Launched]:
-    """At rank 0: the places of all, which come as limit_meeting says, and have ``timeout`` seconds
-    to say that they are there. They end once this process has, with the code of what is raised
-    within."""
+    """At rank 0: the places of all, which come within join.meeting_seconds, and have ``timeout``
+    seconds to say that they are there. They end once this process has, with the code of what is
+    raised within."""
     join.divert_stdout()
-    meeting = join.meet_ranks(member, join.limit_meeting(member, timeout))
+    meeting = join.meet_ranks(member, join.meeting_seconds(timeout, member))
     places, code = Launched(member, meeting, folder, timeout or PRESENT_SECONDS), int(Exit.OK)
     try:
         yield places
@@ -188,7 +188,7 @@ def serve_place(member: Membership, timeout: float | None, sides: Sides) -> int:
     """At all ranks but 0: keep a place for ranks of ``sides``, and return the code to exit with,
     which is rank 0's. Where that is lost, one rank a host says so."""
     join.divert_stdout()
-    connection = join.meet_ranks(member, join.limit_meeting(member, timeout)).connection
+    connection = join.meet_ranks(member, join.meeting_seconds(timeout, member)).connection
     with folders.make_private() as folder:
         try:
             serving = _Serving(connection, Keeper(folder, sides), timeout or PRESENT_SECONDS)

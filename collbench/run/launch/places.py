@@ -35,10 +35,10 @@ from collbench.machine.load import Load
 from collbench.records.types import Record, World
 from collbench.run import memory
 from collbench.run.jobs import Plan
-from collbench.run.launch import environments
+from collbench.run.launch import environments, join
 from collbench.run.launch.board import LEAVE_SECONDS, Phase
 from collbench.run.launch.environments import Membership
-from collbench.run.launch.fresh import Side, Told, limit_meeting, limit_opening
+from collbench.run.launch.fresh import Side, Told, opening_seconds
 from collbench.run.launch.interpreter import Home, SideName
 from collbench.run.launch.keeper import Answer, Question, digest_file
 from collbench.run.launch.local import FreshRanks
@@ -326,7 +326,7 @@ def make_instructions(
         env = {**passed, **gpus[node], **dict(plan.env), **(side.env if side else {})}
         member = Membership(launcher, rank, plan.n, local_rank, len(by_node[node]))
         address = seats[0].node.address
-        own_plan, seconds = None if rank else plan, limit_meeting(plan.timeout)
+        own_plan, seconds = None if rank else plan, join.meeting_seconds(plan.timeout)
         instructions.append(Told(member, address, world, key, env, own_plan, side, seconds))
     return instructions
 
@@ -382,7 +382,7 @@ class SeatWatch(RankWatch):
         super().__init__(plan, listener, [seat.node.host for seat in seats], self._count, _GRACE)
         self._seats, self._world, self._guard, self._look = seats, world, guard, 0.0
         self._stopped_until = math.inf
-        self._until = self.clock.read() + limit_opening(plan)
+        self._until = self.clock.read() + opening_seconds(plan)
         self._incoming: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
@@ -424,7 +424,7 @@ class SeatWatch(RankWatch):
             hosts = list(dict.fromkeys(self.hosts))
             names = ", ".join(hosts[:8]) + f" and {len(hosts) - 8} others" * (len(hosts) > 8)
             raise RunBroken(
-                f"no world opened within {limit_opening(self.plan):g} s on {names}",
+                f"no world opened within {opening_seconds(self.plan):g} s on {names}",
                 "does Python load torch there, or does a file server hang? a longer -T waits"
                 " longer",
             )

@@ -22,8 +22,8 @@ from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, UsageError, first_line
 from collbench.core.text import print_message
 from collbench.machine import environment
-from collbench.run.launch import folders
-from collbench.run.launch.fresh import MEET_SECONDS, Told
+from collbench.run.launch import folders, join
+from collbench.run.launch.fresh import Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
 from collbench.run.launch.places import Node, Places, Seat, number_alike, select_settings
 from collbench.run.launch.world import Said
@@ -270,7 +270,7 @@ def select_driver_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
     """The answers of actors. Raises CannotRun where one cannot be started."""
     try:
-        answers: list[str] = ray.get(calls, timeout=MEET_SECONDS)
+        answers: list[str] = ray.get(calls, timeout=join.SECONDS)
         return answers
     except ray.exceptions.RayError as e:
         raise CannotRun(

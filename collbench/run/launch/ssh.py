@@ -402,8 +402,9 @@ class SshHosts(msgspec.Struct, frozen=True):
         cores = gather_cores(self, hosts)
         if not all(cores):
             return None
-        slots = [host.slots for host in hosts]
-        return max(zip(slots, cores, strict=True), key=lambda pair: pair[0] / pair[1])
+        counts = [host.slots for host in hosts]
+        counts[-1] += n - sum(counts)  # the last may have slots to spare
+        return max(zip(counts, cores, strict=True), key=lambda pair: pair[0] / pair[1])
 
     def _refuse_more(self, n: int) -> None:
         if n > self.slots:

@@ -307,7 +307,7 @@ def format_bits(bits: int, d: DType) -> str:
 
 def find_tolerance(op: str, d: DType, n: int, premultiplies: bool) -> int:
     """Units in the last place a result may be off: 0, or 2 where avg multiplies by an inexact 1/n
-    instead of dividing. What multiplies in a type that does not hold 1/n is refused before."""
+    instead of dividing. Types that cannot hold 1/n are refused before (refusal.refuse_opened)."""
     return 2 if premultiplies and op in _FINISH and d.kind == "float" and n & (n - 1) else 0
 
 

@@ -475,7 +475,7 @@ class Worker:
         case = job.case
 
         def refuse(single: Case) -> str:
-            return refusal.refuse_anywhere(single) or self._backend.refuse(single)
+            return refusal.refuse_opened(single, self._backend)
 
         runner = runner_of(case)
         if reason := runner.refuse(case, job.subject, refuse):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import factories
 import pytest
 from command_lines import every_command, list_options
 
@@ -15,7 +16,8 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.features.compare.verdict import LAUNCHED_ONCE
 from collbench.records.flags import FLAGS
 from collbench.run.plan import REMEDIES
-from collbench.show.flags import explain_flag, fill_limits
+from collbench.run.resumption import describe_remedy
+from collbench.show.flags import GENERAL, explain_flag, fill_limits
 from collbench.suite.policy import Policy
 from collbench.suite.suite_keys import OPTIONS, name_keys
 
@@ -49,6 +51,15 @@ def test_the_remedy_of_a_flag_names_what_the_command_has(flag: object) -> None:
 def test_a_suites_hint_names_keys_of_its_file(hint: str, keys: str) -> None:
     assert keys in name_keys(hint, RUN)
     assert name_keys(hint, ["collbench", "all_reduce"]) == hint
+
+
+def test_the_command_that_goes_on_with_a_suites_run_keeps_its_options() -> None:
+    suite = factories.suite(envs=((("LD_PRELOAD", "/x"),),))
+    run = factories.run(command=RUN, suite=suite)
+    again = describe_remedy(run, "r")
+    assert again == "collbench run --resume r --env LD_PRELOAD=/x measures it again"
+    limits = {**GENERAL, "again": again}
+    assert explain_flag("cut-short", limits, run.command).remedy == again
 
 
 def test_options_that_are_no_keys_are_those_of_run() -> None:

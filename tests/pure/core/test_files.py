@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,17 +106,39 @@ def test_folders_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
     assert mode(tmp_path) == 0o755
 
 
-def test_the_last_tracebacks_of_faults_stay(home: Path, tmp_path: Path) -> None:
-    (home / "faults").mkdir(parents=True)
-    (home / "faults" / "mine.txt").touch()
-    for number in range(files.MAX_FAULTS + 5):
-        words = files.keep_traceback(f"fault {number}")
+def test_the_last_tracebacks_of_crashes_stay(home: Path, tmp_path: Path) -> None:
+    (home / "crashes").mkdir(parents=True)
+    (home / "crashes" / "mine.txt").touch()
+    for number in range(files.MAX_CRASHES + 5):
+        words = files.keep_traceback(f"crash {number}")
         kept = Path(words.removeprefix("its traceback is in "))
         os.utime(kept, ns=(number, number))
-        assert kept.read_text() == f"fault {number}" and mode(kept) == 0o600
-    faults = {path.read_text() for path in (home / "faults").glob(f"{files.FAULT}*")}
-    assert faults == {f"fault {number}" for number in range(5, files.MAX_FAULTS + 5)}
-    assert (home / "faults" / "mine.txt").exists()
+        assert kept.read_text() == f"crash {number}" and mode(kept) == 0o600
+    crashes = {path.read_text() for path in (home / "crashes").glob(f"{files.CRASH_PREFIX}*")}
+    assert crashes == {f"crash {number}" for number in range(5, files.MAX_CRASHES + 5)}
+    assert (home / "crashes" / "mine.txt").exists()
+
+
+def test_the_tracebacks_of_a_large_world_all_stay_for_an_hour(home: Path) -> None:
+    messages = [files.keep_traceback(f"rank {rank}") for rank in range(files.MAX_CRASHES + 5)]
+    assert all(Path(text.removeprefix("its traceback is in ")).exists() for text in messages)
+
+
+def test_a_traceback_for_which_a_disk_has_no_room_leaves_no_file(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    text = "x" * files.END
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
+        message = files.keep_traceback(text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert message == "there is no room to keep its traceback"
+    assert not [*(home / "crashes").iterdir(), *(tmp_path / "tmp").iterdir()]
 
 
 @pytest.mark.parametrize("name", ["COLLBENCH_HOME", "HOME"])

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from factories import case, record, world
+from factories import case, hosted, record, world
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.features.training.step import Op, Program, Step
@@ -121,13 +121,28 @@ def test_flags_that_a_protocol_sends_are_no_other_algorithm(
     assert found.carried == pytest.approx(carried, rel=1e-3) and moves in found.moves
 
 
-def test_what_crosses_nvlink_on_its_way_to_a_network_card_is_no_waste() -> None:
+@pytest.mark.parametrize(
+    ("hosts", "ports", "nvlink", "is_pxn"),
+    [
+        (2, 0.5, 1.0, True),
+        (1, 0.5, 1.0, False),
+        (2, 0.01, 1.49, False),  # others' bytes: too few for what is too much
+        (2, 1.49, 0.01, False),
+        (2, 0.5, 1.5, False),  # more than what leaves hosts once more
+    ],
+)
+def test_pxn_may_count_twice_no_more_than_what_leaves_hosts(
+    hosts: int, ports: float, nvlink: float, is_pxn: bool
+) -> None:
     what = case(MIB, "all_to_all")
-    needed = round(traffic.needed_bytes(what))
-    count = Sent(calls=1, ns=1, idle_ns=1, bytes={"ib": needed // 2, "nvlink": needed})
-    found = traffic.derive_traffic(record(what, sent=[count] * 2), world())
-    assert found.wire == pytest.approx(1.5, rel=1e-3) and found.carried == 1
-    assert "(PXN) is counted on both" in found.moves
+    needed = traffic.needed_bytes(what)
+    counted = {"ib": round(ports * needed), "nvlink": round(nvlink * needed)}
+    count = Sent(calls=1, ns=1, idle_ns=1, bytes=counted)
+    ranks = hosted(4, per_host=4 // hosts)
+    found = traffic.derive_traffic(record(what, sent=[count] * 2), world(ranks=ranks))
+    assert found.wire == pytest.approx(ports + nvlink, rel=1e-3)
+    assert found.carried == (1 if is_pxn else found.wire)
+    assert ("with PXN, data may cross NVLink" in found.moves) == is_pxn
 
 
 def test_more_than_is_needed_must_be_counted_twice() -> None:

@@ -270,6 +270,15 @@ class Hung(worlds.World):
         raise error
 
 
+def test_rank_0_says_what_to_do_of_a_hang(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session._Session, "_finish", lambda self, code, note: None)
+    hung = RunBroken("not all reached each other", "set GLOO_SOCKET_IFNAME")
+    session._Session.__new__(session._Session)._hung(hung)
+    assert "not all reached each other\n  hint: set GLOO_SOCKET_IFNAME" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("budget", [None, 60.0])
 def test_all_cases_of_a_world_that_broke_before_it_opened_have_failed(
     budget: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

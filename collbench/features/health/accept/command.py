@@ -198,7 +198,7 @@ def measure_suite(options: AcceptOptions) -> list[RunFile]:
     except CollbenchError as e:
         if isinstance(e, UsageError) or not paths:
             raise
-        print_message(e.message)
+        print_message(e.message, e.hint)
     else:
         if code == Exit.INTERRUPTED:
             raise typer.Exit(code)

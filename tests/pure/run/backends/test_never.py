@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import case
@@ -27,6 +29,8 @@ from collbench.run import refusal
         ("nccl", {"op": "avg", "dtype": "f8e4m3", "n": 200, "algorithm": "ring"}, ""),
         ("nccl", {"op": "avg", "dtype": "f8e4m3", "n": 512}, ""),
         ("nccl", {"op": "avg", "dtype": "half", "n": 200}, ""),
+        ("ucc", {"op": "avg", "dtype": "f8e4m3", "n": 200}, "1/200, which is 0.00586 in f8e4m3"),
+        ("gloo", {"op": "avg", "dtype": "f8e4m3", "n": 200}, ""),
         ("nccl", {"collective": "sendrecv", "op": "none", "n": 1}, "does not send to itself"),
         ("mpi", {"op": "avg"}, "MPI has no reduction avg"),
         ("mpi", {"dtype": "bfloat16"}, "MPI has no datatype bfloat16"),
@@ -39,6 +43,21 @@ from collbench.run import refusal
 def test_what_a_name_tells(backend: str, fields: dict[str, object], words: str) -> None:
     reason = refusal.refuse_anywhere(case(backend=backend, **fields))
     assert words in reason and bool(reason) == bool(words)
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring"])
+@pytest.mark.parametrize("premultiplies", [True, False])
+def test_what_multiplies_by_an_inverse_is_refused_types_without_it(
+    premultiplies: bool, algorithm: str
+) -> None:
+    """Whatever the backend: its own avg could not be verified."""
+    backend: Any = SimpleNamespace(premultiplies=premultiplies, refuse=lambda case: "")
+    average = case(backend="jax", op="avg", dtype="f8e4m3", n=200, algorithm=algorithm)
+    reason = refusal.refuse_opened(average, backend)
+    known = refusal.refuse_anywhere(average)
+    is_refused = premultiplies and algorithm == "native"
+    assert ("0.00586 in f8e4m3: use sum" in reason) == is_refused
+    assert is_refused or reason == known
 
 
 def test_what_is_known_of_backends_loads_none_of_their_libraries() -> None:

@@ -311,14 +311,26 @@ def test_a_rank_that_loses_rank_0_before_any_plan_says_so(
 def test_ranks_of_several_hosts_have_time_to_load_torch(
     local_n: int, timeout: float | None, seconds: float
 ) -> None:
-    assert join.limit_meeting(Membership("torchrun", 0, 16, 0, local_n), timeout) == seconds
+    assert join.meeting_seconds(timeout, Membership("torchrun", 0, 16, 0, local_n)) == seconds
 
 
 @pytest.mark.parametrize(
     ("seconds", "n", "limit"), [(120.0, 2, 120.0), (120.0, 2048, 512.0), (5.0, 8, 5.0)]
 )
 def test_large_worlds_have_longer_to_reach_each_other(seconds: float, n: int, limit: float) -> None:
-    assert join.limit_reaching(seconds, n) == limit
+    assert join.connecting_seconds(seconds, n) == limit
+
+
+def test_a_rank_that_follows_says_what_to_do_of_a_hang(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: join.Joined, plans: Sequence[Plan], listener: Listener) -> None:
+        listener.hung(RunBroken("not all reached each other", "set GLOO_SOCKET_IFNAME"))
+
+    monkeypatch.setattr(join.Joined, "run", run)
+    monkeypatch.setattr(join.interrupts, "leave_to_the_system", lambda: None)
+    join.follow_rank_0(Membership("torchrun", 2, 4, 0, 2), 1.0)
+    assert "not all reached each other\n  hint: set GLOO_SOCKET_IFNAME" in capsys.readouterr().err
 
 
 def hosts_with(**values: Sequence[str | None]) -> dict[str, dict[str, object]]:

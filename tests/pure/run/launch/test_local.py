@@ -91,7 +91,7 @@ def test_a_rank_without_memory_is_no_fault_to_report(error: Exception, home: Pat
 def test_the_traceback_of_what_was_not_foreseen_is_kept(home: Path) -> None:
     told = blamed(FORESEEN, FAULTY)
     assert "rank 1 on " in told.message
-    assert [path.read_text() for path in (home / "faults").iterdir()] == [FAULTY.traceback]
+    assert [path.read_text() for path in (home / "crashes").iterdir()] == [FAULTY.traceback]
 
 
 def test_what_was_not_foreseen_comes_before_what_was() -> None:
@@ -277,11 +277,19 @@ def test_a_rank_whose_channel_finds_no_descriptor_is_told_with_a_remedy() -> Non
     assert "ulimit -n" in caught.value.hint
 
 
-def test_ranks_that_a_fork_server_kills_leave_no_zombies() -> None:
+def test_ranks_that_a_fork_server_kills_leave_no_zombies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks = [subprocess.Popen(["sleep", "600"]) for _ in range(3)]
     server = Server.__new__(Server)
     server._ranks = {rank.pid: number for number, rank in enumerate(ranks)}
-    server._end_ranks()
+
+    def lose_parent() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(server, "_serve_parent", lose_parent)
+    with pytest.raises(BrokenPipeError):
+        server.serve()
     for rank in ranks:
         with pytest.raises(ChildProcessError):
             os.waitpid(rank.pid, os.WNOHANG)

@@ -280,6 +280,7 @@ def test_ranks_are_all_slots_unless_fewer_are_asked_for() -> None:
     [
         ({}, (8, 16), 1),  # b has the fewest cores for each rank
         ({"ranks": (4,)}, (4, 64), 1),  # which are on a alone
+        ({"ranks": (5,)}, (4, 64), 1),  # b has one of them, and 16 cores for it
         ({"modes": ("host",)}, (8, 0), 0),
         ({"arrivals": ("random:1",)}, (8, 0), 0),
         ({"backends": ("nccl",)}, (8, 0), 0),

@@ -199,7 +199,7 @@ def test_averages_are_nearest_even_and_premultiplying_stays_within_two_units(
     )
     inverse = rounded(np.array([1 / n]), d)
     assert inverse[0] == d.round_inverse(n)
-    if not d.holds_inverse(n):
+    if not d.can_hold_inverse(n):
         return  # refused where it is multiplied by
     scaled = functools.reduce(
         lambda a, b: rounded(a + b, d), [rounded(part * inverse, d) for part in parts]
