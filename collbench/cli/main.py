@@ -66,7 +66,7 @@ those of the slowest rank, blocks are not rounded to 16 bytes, and -n is a numbe
 
 EXITS = (
     "Exit codes: 0 fine, 1 judged bad, 2 usage, 3 no verdict, 4 timeout or hang, 5 cannot run here,"
-    " 7 wrong data, 70 a fault of collbench, 130 interrupted."
+    " 7 wrong data, 70 a bug in collbench, 130 interrupted."
 )
 
 

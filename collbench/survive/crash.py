@@ -1,4 +1,4 @@
-"""Errors that no command expects: those of the machine, and faults of collbench."""
+"""Errors that no command expects: those of the machine, and bugs of collbench."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def find_exit_code(error: Exception) -> Exit:
 
 
 def explain_crash(error: Exception) -> Crash:
-    """The machine's fault where the error is known for that, else collbench's, whose traceback is
-    kept in a file."""
+    """Explain an error of the machine, else a bug in collbench, whose traceback is kept in a
+    file."""
     if known := _explain_machine(error):
         return known
     path = keep_traceback("".join(traceback.format_exception(error)))
     summary = f"{type(error).__name__}, {first_line(error)}"
-    return Crash(summary, f"this is a fault of collbench, please report it: {path}", Exit.FAULT)
+    return Crash(summary, f"this is a bug in collbench, please report it: {path}", Exit.FAULT)
 
 
 def _explain_machine(error: Exception) -> Crash | None:

@@ -372,11 +372,15 @@ class SshHosts(msgspec.Struct, frozen=True):
 
     def count_hosts(self, n: int) -> int:
         """The hosts that n ranks are on."""
-        hosts = 0
-        while n > 0 and hosts < len(self.hosts):
-            n -= self.hosts[hosts].slots
-            hosts += 1
-        return hosts
+        return len(self._count_ranks(n))
+
+    def _count_ranks(self, n: int) -> list[int]:
+        """How many of n ranks each host has that has any; the last may have slots to spare."""
+        counts: list[int] = []
+        for host in self.hosts:
+            if left := n - sum(counts):
+                counts.append(min(host.slots, left))
+        return counts
 
     def resolve(self, axes: Axes) -> Axes:
         """The axes as ``Axes.resolve`` gives them: a rank for each slot, and NCCL where the first
@@ -390,20 +394,18 @@ class SshHosts(msgspec.Struct, frozen=True):
             close_links(links)
             backends = ("nccl",) if links[0].facts.gpus else ("gloo",)
         axes = msgspec.structs.replace(axes, backends=backends, ranks=ranks)
-        slots, cores = max(host.slots for host in self.hosts), 0
+        counts = self._count_ranks(max(ranks))
+        per_host, cores = max(counts), 0
         if axes.depends_on_cores:
-            slots, cores = self._find_fullest_host(max(ranks)) or (slots, cores)
-        return msgspec.structs.replace(axes, per_host=axes.per_host or slots, cores=cores)
+            per_host, cores = self._find_fullest_host(counts) or (per_host, cores)
+        return msgspec.structs.replace(axes, per_host=axes.per_host or per_host, cores=cores)
 
-    def _find_fullest_host(self, n: int) -> tuple[int, int] | None:
+    def _find_fullest_host(self, counts: Sequence[int]) -> tuple[int, int] | None:
         """The ranks and the cores of the host that has the fewest cores for each rank, of those
-        that n ranks are on; None where one of these does not answer."""
-        hosts = self.hosts[: self.count_hosts(n)]
-        cores = gather_cores(self, hosts)
+        with so many ranks; None where one of these does not answer."""
+        cores = gather_cores(self, self.hosts[: len(counts)])
         if not all(cores):
             return None
-        counts = [host.slots for host in hosts]
-        counts[-1] += n - sum(counts)  # the last may have slots to spare
         return max(zip(counts, cores, strict=True), key=lambda pair: pair[0] / pair[1])
 
     def _refuse_more(self, n: int) -> None:

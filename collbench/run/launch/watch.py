@@ -140,7 +140,7 @@ class RankWatch:
         except msgspec.DecodeError as e:
             text = line if isinstance(line, str) else line.decode(errors="replace")
             if text.startswith(RECORD):
-                hint = "this is a fault of collbench, please report it"
+                hint = "this is a bug in collbench, please report it"
                 raise self.accuse(rank, f"sent a line that cannot be kept ({e})", hint) from e
             # another module prints, before a rank keeps its output apart
             message = Said(says=text)

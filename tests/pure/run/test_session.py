@@ -145,7 +145,7 @@ def test_a_launchers_ranks_do_not_predict_beside_what_they_measure(
 def test_followers_end_with_the_exit_code_of_rank_0(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OSError of a kind that nobody expects is a fault of collbench, at rank 0 as at others."""
+    """An OSError of a kind that nobody expects is a bug in collbench, at rank 0 as at others."""
     ends: list[Exit] = []
     monkeypatch.setattr(main, "print_message", lambda *_: None)
     world = session.join.Joined(environments.Membership("mpirun", 0, 2, 0, 2), 1.0)

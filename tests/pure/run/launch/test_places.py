@@ -395,7 +395,7 @@ def test_who_is_stopped_harms_nobody_who_waits_or_is_done(
     ("number", "advice"),
     [
         (errno.EAGAIN, r"raise the limit of processes \(ulimit -u; .*podPidsLimit\)"),
-        (errno.ENXIO, r"this is a fault .*: its traceback is in \S+/crashes/collbench-crash-\S+"),
+        (errno.ENXIO, r"this is a bug .*: its traceback is in \S+/crashes/collbench-crash-\S+"),
     ],
 )
 def test_a_place_without_a_process_to_be_had_is_lost(
