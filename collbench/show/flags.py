@@ -115,7 +115,8 @@ def explain_doubts(
     crowded: Collection[bool],
     command: Sequence[str] = (),
     besides: Collection[str] = (),
-    again: str = GENERAL["again"],
+    *,
+    again: str,
 ) -> list[str]:
     """A line for each doubt that occurred, most frequent first: how often, its meaning, and what to
     do; one for all remarks together. Flags ``besides`` these are said elsewhere. ``again`` says how
@@ -139,7 +140,7 @@ def explain_row_flags(rows: Iterable[Row], file: RunFile) -> list[str]:
     """A line for each doubt of these rows of a run, as ``explain_doubts`` has them."""
     outcomes = [(cycle.record, cycle.derived) for row in rows for cycle in row.cycles]
     crowded = {world.cramped for world in file.worlds}
-    again = describe_remedy(file.run, store.name_file(file.path))
+    again = describe_remedy(file.run, store.run_name(file.path))
     doubts = explain_doubts(outcomes, file.run.policy, crowded, file.run.command, again=again)
     return [f"flagged: {plain_line(line)}" for line in doubts]
 

@@ -542,14 +542,14 @@ def check_earlier(
 def _explain_unkept(book: Book, file: RunFile, machine: str) -> str:
     """The reason why a run is not judged against earlier nights, or an empty string."""
     from collbench.features.health.history.nights import launches_of
-    from collbench.records.store import name_run
+    from collbench.records.store import quote_run_name
 
     run = file.run
     if NIGHTLY not in run.suite.tags and not book.holds(run.id):
         named = f" --machine {shlex.quote(machine)}" if machine else ""
         return (
             f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
-            f" collbench history add {name_run(file.path)}{book.option}{named} keeps it"
+            f" collbench history add {quote_run_name(file.path)}{book.option}{named} keeps it"
         )
     return "" if launches_of(file) else f"{run.id} measured nothing"
 
