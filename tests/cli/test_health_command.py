@@ -178,7 +178,7 @@ def test_nagios_has_codes_of_its_own(
         ("", 2, (), 0, "OK - "),
         ("", 3, (), 3, "UNKNOWN - 20260102-night is 3 days old; collbench run nightly measures"),
         ("", 3, ("@last",), 3, "UNKNOWN - 20260102-night is 3 days old"),
-        ("another", 0, (), 3, "UNKNOWN - 20260102-night is of another, and no night of "),
+        ("another", 0, (), 3, "UNKNOWN - 20260102-night was measured on another; no night of "),
         ("another", 0, ("@last",), 0, "OK - "),
     ],
 )

@@ -100,7 +100,7 @@ class HealthOptions:
         Option(
             "--nagios",
             help="Print a monitoring plugin's line and exit as one: 0 OK, 1 warning, 2 critical, 3"
-            f" unknown, as without a night of {MAX_DAYS} days.",
+            f" unknown, also where the last run is over {MAX_DAYS} days old.",
         ),
     ] = False
     on_unhealthy: Annotated[
@@ -290,6 +290,8 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
 
     if options.fleet.fleet:
         verdict, fleet = judge_fleet(options.fleet, options.runs or [])
+        if options.nagios:
+            _refuse_old("the fleet's last run", _count_days(fleet.ended))
         return JudgedNight(views.clean_verdict(verdict), [], None, fleet=fleet)
     runs, more = options.runs, list[checks.Check]()
     table = curves.load_tables(options.expect) if options.expect else []
@@ -429,16 +431,22 @@ def refuse_stale(files: Sequence[RunFile], is_named: bool) -> None:
     from collbench.machine import environment
 
     night = list_several(file.run.id for file in files)
-    days = min(_count_days(file.run.started) for file in files)
-    if days > MAX_DAYS:
-        raise NoVerdict(f"{night} is {days:,} days old", "collbench run nightly measures a night")
+    _refuse_old(night, min(_count_days(file.run.started) for file in files))
     host = environment.host_name()
     hosts = list_devices(files[0]) or {str(files[0].run.environment.get("host"))}
     if not is_named and host not in hosts:
         raise NoVerdict(
-            f"{night} is of {list_several(sorted(hosts))}, and no night of {host} is saved",
-            "collbench run nightly measures one; health --nagios @last judges any host's",
+            f"{night} was measured on {list_several(sorted(hosts))}; no night of {host} was saved"
+            f" in the last {OWN_DAYS} days",
+            "collbench run nightly measures one; collbench health --nagios @last judges the last"
+            " night of any host",
         )
+
+
+def _refuse_old(subject: str, days: int) -> None:
+    """Raises NoVerdict where what is judged is more than MAX_DAYS old."""
+    if days > MAX_DAYS:
+        raise NoVerdict(f"{subject} is {days:,} days old", "collbench run nightly measures a night")
 
 
 def _count_days(started: str) -> int:
