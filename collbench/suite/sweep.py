@@ -200,6 +200,13 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return all(getattr(axes, axis) for axes in (self.axes, *self.includes))
 
     @property
+    def names_modes(self) -> bool:
+        """Whether a sweep or an override says in which mode its cases are."""
+        sweeps = (self.axes, *self.includes)
+        parts = (*sweeps, *(override.axes for override in self.overrides))
+        return any(part.modes for part in parts) or any(axes.arrivals for axes in sweeps)
+
+    @property
     def in_launches(self) -> bool:
         """Whether the time of a case is divided among several launches."""
         cycles = max(axes.cycles for axes in (self.axes, *self.includes))

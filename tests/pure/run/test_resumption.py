@@ -140,6 +140,18 @@ def test_a_group_that_is_not_done_is_measured_again_with_the_one_that_leads(
     assert apart.timeout < plan.timeout
 
 
+@pytest.mark.parametrize("named", [(), ("isolated",)])
+def test_a_run_goes_on_in_the_modes_that_it_has(named: tuple[str, ...]) -> None:
+    """Where the default is another now, as it follows the cores of hosts."""
+    suite = factories.suite(sizes=(64, 128), ranks=(2, 4), cores=64, modes=named)
+    done = [factories.case(64, n=2, mode="host"), factories.case(64, n=4)]
+    file = factories.make_file(list(map(factories.record, done)), suite=suite)
+    prepared = prepare_order(Order(suite=suite, command=(), resumed=file))
+    modes = {n: {case.mode for case in prepared.cases if case.n == n} for n in (2, 4)}
+    assert modes == {2: {"isolated"} if named else {"host"}, 4: {"isolated"}}
+    assert len(prepared.jobs) == 8 - (1 if named else 2)
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
