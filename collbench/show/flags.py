@@ -30,7 +30,7 @@ from collbench.records.types import RunFile, is_budgeted
 from collbench.run.reporter import Outcome
 from collbench.run.resumption import describe_remedy
 from collbench.suite.policy import Policy
-from collbench.suite.suite_keys import name_keys
+from collbench.suite.suite_keys import replace_options
 
 GENERAL = {  # where the run's own figures are not known, or differ between runs
     "ran_out": "reached the limit of time or samples",
@@ -105,7 +105,7 @@ def explain_flag(
     row = look_up(flag)
     return row._replace(
         meaning=row.meaning.format_map(limits),
-        remedy=name_keys(row.remedy.format_map(limits), command),
+        remedy=replace_options(row.remedy.format_map(limits), command),
     )
 
 
