@@ -202,9 +202,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     @property
     def names_modes(self) -> bool:
         """Whether a sweep or an override says in which mode its cases are."""
-        sweeps = (self.axes, *self.includes)
-        parts = (*sweeps, *(override.axes for override in self.overrides))
-        return any(part.modes for part in parts) or any(axes.arrivals for axes in sweeps)
+        in_sweeps = any(axes.modes or axes.arrivals for axes in (self.axes, *self.includes))
+        return in_sweeps or any(override.axes.modes for override in self.overrides)
 
     @property
     def in_launches(self) -> bool:
