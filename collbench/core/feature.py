@@ -42,18 +42,18 @@ class Entry(NamedTuple):
 class Command(NamedTuple):
     """A command: its name, where its function is, and its line in --help, which is the first
     paragraph of the function's docstring. ``starts_ranks``: every process that a launcher starts
-    runs it, else one does. ``is_group``: the function makes a group of commands. ``resumed_by``:
-    the command whose --resume continues with runs that this one began; empty where what it would
-    measure next is in no file. ``judged_by``: options that judge its runs, and are in no file: a
-    run with one of them is not continued with."""
+    runs it, else one does. ``is_group``: the function makes a group of commands.
+    ``resume_command``: the command whose --resume continues with runs that this one began; empty
+    where it decides while it runs what to measure next. ``verdict_options``: options that its
+    verdict needs and that no file has: a run with one of them is not continued with."""
 
     key: str
     target: str
     summary: str
     starts_ranks: bool = False
     is_group: bool = False
-    resumed_by: str = "run"
-    judged_by: tuple[str, ...] = ()
+    resume_command: str = "run"
+    verdict_options: tuple[str, ...] = ()
 
 
 class Feature(NamedTuple):

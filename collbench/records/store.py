@@ -8,6 +8,7 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -83,9 +84,9 @@ def list_saved() -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-def name_run(path: Path) -> str:
-    """The word by which a command finds a saved run: its id, or the path of a file elsewhere."""
-    return shlex.quote(name_file(path))
+def quote_run_name(path: Path) -> str:
+    """A run's name, quoted for a shell."""
+    return shlex.quote(run_name(path))
 
 
 def find_run(name: str, running: bool = False) -> Path:
@@ -121,12 +122,15 @@ def find_run(name: str, running: bool = False) -> Path:
     )
 
 
-def name_file(path: Path) -> str:
-    """The name that finds a run's file: its id where runs are kept, else its path; empty for
-    ``Path()``, of a run that is not saved."""
+def run_name(path: Path) -> str:
+    """The name by which a command finds a run's file: its id where runs are kept, else its path;
+    empty for ``Path()``, of a run that is not saved."""
     if not path.name:
         return ""
-    return path.stem if path.parent == files.home_folder() / "runs" else str(path)
+    with suppress(CannotRun):  # where no folder of runs is known, only the path finds it
+        if path.parent == files.home_folder() / "runs":
+            return path.stem
+    return str(path)
 
 
 def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:

@@ -60,6 +60,8 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
     suite = order.suite.resolve()
     every, skips = suite.expand()
+    if order.resumed and not suite.names_modes:
+        every = _keep_modes(every, order.resumed)
     faults.refuse_faults(every, suite.policy)
     elsewhere = order.source or join.detect_launcher(
         order.launcher
@@ -98,6 +100,19 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     shown_cases |= {line.case for line in earlier.reported if isinstance(line, Record)}
     cases = [case for case in every if case in shown_cases]
     return Prepared(suite, jobs, left_out, cases, earlier)
+
+
+def _keep_modes(cases: Sequence[Case], resumed: RunFile) -> list[Case]:
+    """Cases of default modes, in those that the run has measured: by the cores of its hosts, and in
+    another version, others may be the default now."""
+    measured = [record.case for record in resumed.records if not record.case.subject]
+    modes = {(case.backend, case.world): case.mode for case in measured}
+    return [
+        case
+        if case.subject or (mode := modes.get((case.backend, case.world), case.mode)) == case.mode
+        else msgspec.structs.replace(case, mode=mode)
+        for case in cases
+    ]
 
 
 def _measure_room_alike(local_n: int, backend: str, n: int, policy: Policy) -> memory.Room:

@@ -25,7 +25,7 @@ from collbench.run.memory import AVAILABLE, Room
 from collbench.run.runner import runner_of
 from collbench.suite.case import BATCH_MODES, Case, Skip
 from collbench.suite.policy import Policy
-from collbench.suite.suite_keys import name_keys
+from collbench.suite.suite_keys import replace_options
 
 # for estimates shown before anything is measured: seconds, as seen on two cores of a server's CPU
 # with torch 2.13 and Gloo, until Python has loaded torch, for each set of processes; until forked
@@ -227,4 +227,4 @@ def nothing_runs(notes: Sequence[str], command: Sequence[str] = ()) -> CannotRun
         (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
         "collbench doctor says what runs here, collbench list what there is",
     )
-    return CannotRun(f"no case {result}: {reasons[0]}{more}", name_keys(hint, command))
+    return CannotRun(f"no case {result}: {reasons[0]}{more}", replace_options(hint, command))

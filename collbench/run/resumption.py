@@ -55,11 +55,11 @@ def _explain_refusal(run: Run) -> str:
         "it is one side of an interleaved comparison": run.pairing is not None,
     }
     if command := _find_feature_command(run):
-        chooses = f"collbench {command.key} chose what to measure as it went on, and no file has it"
-        reasons[chooses] = not command.resumed_by
-        for option in command.judged_by:
-            judges = f"collbench {command.key} {option} judges it, which no file keeps"
-            reasons[judges] = bool(_find_values(run, option))
+        reason = f"{command.key} decides while it runs what to measure next, and does not save that"
+        reasons[reason] = not command.resume_command
+        for option in command.verdict_options:
+            reason = f"{command.key} {option} is not saved in the run file"
+            reasons[reason] = bool(_find_values(run, option))
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
@@ -111,8 +111,8 @@ def format_command(run: Run, name: str) -> str:
     backend_files = ",".join(word for word in backends if names_file(word))
     command = _find_feature_command(run)
     # a command of its own takes no files
-    resumed_by = command.resumed_by if command and not backend_files else "run"
-    words = ["collbench", resumed_by, "--resume", name]
+    resuming = command.resume_command if command and not backend_files else "run"
+    words = ["collbench", resuming, "--resume", name]
     words += ["--algo", files] if files else []
     words += ["--backend", backend_files] if backend_files else []
     for variable, value in _list_foreign_settings(run).items():

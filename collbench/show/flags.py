@@ -30,7 +30,7 @@ from collbench.records.types import RunFile, is_budgeted
 from collbench.run.reporter import Outcome
 from collbench.run.resumption import describe_remedy
 from collbench.suite.policy import Policy
-from collbench.suite.suite_keys import name_keys
+from collbench.suite.suite_keys import replace_options
 
 GENERAL = {  # where the run's own figures are not known, or differ between runs
     "ran_out": "reached the limit of time or samples",
@@ -103,7 +103,7 @@ def explain_flag(
     """A flag with its meaning and remedy, in which the run's ``limits`` stand for placeholders, for
     a run with this command line."""
     row, again = look_up(flag), "{again}"  # a whole command, whose options stay as they are
-    remedy = name_keys(row.remedy.format_map({**limits, "again": again}), command)
+    remedy = replace_options(row.remedy.format_map({**limits, "again": again}), command)
     return row._replace(
         meaning=row.meaning.format_map(limits), remedy=remedy.replace(again, limits["again"])
     )
@@ -115,7 +115,8 @@ def explain_doubts(
     crowded: Collection[bool],
     command: Sequence[str] = (),
     besides: Collection[str] = (),
-    again: str = GENERAL["again"],
+    *,
+    again: str,
 ) -> list[str]:
     """A line for each doubt that occurred, most frequent first: how often, its meaning, and what to
     do; one for all remarks together. Flags ``besides`` these are said elsewhere. ``again`` says how
@@ -139,7 +140,7 @@ def explain_row_flags(rows: Iterable[Row], file: RunFile) -> list[str]:
     """A line for each doubt of these rows of a run, as ``explain_doubts`` has them."""
     outcomes = [(cycle.record, cycle.derived) for row in rows for cycle in row.cycles]
     crowded = {world.cramped for world in file.worlds}
-    again = describe_remedy(file.run, store.name_file(file.path))
+    again = describe_remedy(file.run, store.run_name(file.path))
     doubts = explain_doubts(outcomes, file.run.policy, crowded, file.run.command, again=again)
     return [f"flagged: {plain_line(line)}" for line in doubts]
 

@@ -48,6 +48,7 @@ from collbench.records.flags import (
 )
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
+from collbench.run.resumption import describe_remedy
 from collbench.show import busy
 from collbench.show.flags import explain_doubts, name_flags
 from collbench.show.nccl_settings import (
@@ -492,8 +493,11 @@ class Text(Reporter):
             self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
             self._remark(*(f"note: {line}" for line in count_notes(self._block_outcomes)))
             crowded = {world.cramped for world in self._worlds}
+            command = self._run.command
+            # a reporter is told the run's path at the end only
+            again = describe_remedy(self._run, "" if "--no-save" in command else "RUN")
             meanings = explain_doubts(
-                self._block_outcomes, self._run.policy, crowded, self._run.command
+                self._block_outcomes, self._run.policy, crowded, command, again=again
             )
             self._remark(*(f"flagged: {line}" for line in meanings))
             self._remark(*(f"counted: {line}" for line in list_movements(self._block_outcomes)))

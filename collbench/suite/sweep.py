@@ -200,6 +200,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return all(getattr(axes, axis) for axes in (self.axes, *self.includes))
 
     @property
+    def names_modes(self) -> bool:
+        """Whether a sweep or an override says in which mode its cases are."""
+        in_sweeps = any(axes.modes or axes.arrivals for axes in (self.axes, *self.includes))
+        return in_sweeps or any(override.axes.modes for override in self.overrides)
+
+    @property
     def in_launches(self) -> bool:
         """Whether the time of a case is divided among several launches."""
         cycles = max(axes.cycles for axes in (self.axes, *self.includes))

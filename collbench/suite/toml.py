@@ -21,7 +21,7 @@ from collbench.core.backend_info import resolve_backend
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import readable_text, suggest_name
+from collbench.core.text import print_message, readable_text, suggest_name
 from collbench.suite import arrivals, backgrounds, fields, shipped
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
@@ -146,7 +146,7 @@ def _read_suite(path: Path) -> Suite:
     }
     sweeps = [axes, *includes, *(override.axes for override in tables["overrides"])]
     if "graph" in values.get("policy", {}):
-        _refuse_idle_graph((mode for sweep in sweeps for mode in sweep.modes), f"{path}: [policy]")
+        _note_unused_graph((mode for sweep in sweeps for mode in sweep.modes), f"{path}: [policy]")
     try:
         return Suite(
             name=readable_text(path.stem),
@@ -211,10 +211,11 @@ def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
     return msgspec.structs.replace(policy, max_iters=max(policy.min_iters, policy.max_iters))
 
 
-def _refuse_idle_graph(modes: Iterable[str], where: str) -> None:
+def _note_unused_graph(modes: Iterable[str], where: str) -> None:
+    """Tells that graph sets nothing where no sweep has mode graph: 0.1 took such files."""
     if "graph" not in modes:
-        raise UsageError(
-            f"{where}, graph: it is replays of mode graph, in which nothing is measured",
+        print_message(
+            f"{where}: graph sets the replays of mode graph, but no sweep has that mode",
             'add modes = ["graph"] to [axes], or leave graph out',
         )
 

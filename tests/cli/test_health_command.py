@@ -19,14 +19,15 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENDED, ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved, world
+from factories import ENDED, ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
 from forked import Server
 
 from collbench.cli import main as commands
 from collbench.cli import outputs
-from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.core.errors import CannotRun, Exit, NoVerdict, RunBroken
 from collbench.features.health import command as health
 from collbench.features.health import night as judging
+from collbench.features.health.locate.command import RefuseHosts
 from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -178,7 +179,7 @@ def test_nagios_has_codes_of_its_own(
         ("", 2, (), 0, "OK - "),
         ("", 3, (), 3, "UNKNOWN - 20260102-night is 3 days old; collbench run nightly measures"),
         ("", 3, ("@last",), 3, "UNKNOWN - 20260102-night is 3 days old"),
-        ("another", 0, (), 3, "UNKNOWN - 20260102-night is of another, and no night of "),
+        ("another", 0, (), 3, "UNKNOWN - 20260102-night was measured on another; no night of "),
         ("another", 0, ("@last",), 0, "OK - "),
     ],
 )
@@ -507,11 +508,10 @@ def test_a_search_elsewhere_says_nothing_of_the_night(
     """As on a login node, after a night of four other hosts; or in a job on other nodes."""
     kept(home)
     monkeypatch.setattr(environment, "host_name", lambda: "login")
-    elsewhere = [world(n=3, ranks=ranks(["login"] * 3))]
 
-    def search(tests: int | None, numbers: str) -> SimpleNamespace:
+    def search(tests: int | None, numbers: str, refuse_hosts: RefuseHosts) -> None:
         assert is_launched
-        return SimpleNamespace(file=replace(night(rows=ROWS[:1]), worlds=elsewhere))
+        raise NoVerdict(refuse_hosts({"login"}))
 
     monkeypatch.setattr(health, "search_ranks", search)
     member = SimpleNamespace(rank=0) if is_launched else None

@@ -16,7 +16,7 @@ FEATURE = Feature(
             "tune.command:tune",
             "Measure which settings are surely faster, verify them, and write them.",
             starts_ranks=True,
-            resumed_by="",
+            resume_command="",
         ),
     ),
 )

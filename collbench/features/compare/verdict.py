@@ -27,7 +27,7 @@ from collbench.records.paired import Shift
 from collbench.records.rows import Row
 from collbench.run.launch.environments import STARTING
 from collbench.suite.case import Case
-from collbench.suite.suite_keys import name_keys
+from collbench.suite.suite_keys import replace_options
 
 Verdict = Literal[
     "REGRESSED",
@@ -231,7 +231,7 @@ def rule_by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> 
         why = _describe_few_launches(base, head)
         if fewest < min(len(base.launches), len(head.launches)):
             start, numbers = sides[0][0].record.sync, " and ".join(str(len(side)) for side in sides)
-            way = name_keys(f"--sync {start}", sides[0][0].run.command)
+            way = replace_options(f"--sync {start}", sides[0][0].run.command)
             why = (
                 f"{numbers} launches started alike ({start}), and {FEWEST_UNPAIRED} a side are the"
                 f" fewest that tell: measure both with {way}"

@@ -10,7 +10,7 @@ FEATURE = Feature(
             "command:health",
             "Say if a cluster is healthy; if not: who, since when, what to do.",
             starts_ranks=True,
-            resumed_by="",
+            verdict_options=("--locate",),
         ),
         Command(
             "accept",
@@ -35,14 +35,14 @@ FEATURE = Feature(
             "locate.command:locate",
             "Find who makes a group slow, by halving slow groups.",
             starts_ranks=True,
-            resumed_by="",
+            resume_command="",
         ),
         Command(
             "pairs",
             "pairs.command:pairs",
             "Measure every pair of ranks: which ranks, hosts, links are slow.",
             starts_ranks=True,
-            resumed_by="pairs",
+            resume_command="pairs",
         ),
     ),
 )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collbench.features.health.fleet.judgement import Fleet
     from collbench.features.health.history.outlook import Outlook
     from collbench.features.health.history.storage import Book
-    from collbench.features.health.locate.command import Found
+    from collbench.features.health.locate.command import Found, RefuseHosts
     from collbench.features.health.night import Night
     from collbench.records.types import Run, RunFile
     from collbench.run.launch.environments import Membership
@@ -100,7 +100,7 @@ class HealthOptions:
         Option(
             "--nagios",
             help="Print a monitoring plugin's line and exit as one: 0 OK, 1 warning, 2 critical, 3"
-            f" unknown, as without a night of {MAX_DAYS} days.",
+            f" unknown, also where the last run is over {MAX_DAYS} days old.",
         ),
     ] = False
     on_unhealthy: Annotated[
@@ -290,6 +290,8 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
 
     if options.fleet.fleet:
         verdict, fleet = judge_fleet(options.fleet, options.runs or [])
+        if options.nagios:
+            _refuse_old("the fleet's last run", _count_days(fleet.ended))
         return JudgedNight(views.clean_verdict(verdict), [], None, fleet=fleet)
     runs, more = options.runs, list[checks.Check]()
     table = curves.load_tables(options.expect) if options.expect else []
@@ -429,16 +431,22 @@ def refuse_stale(files: Sequence[RunFile], is_named: bool) -> None:
     from collbench.machine import environment
 
     night = list_several(file.run.id for file in files)
-    days = min(_count_days(file.run.started) for file in files)
-    if days > MAX_DAYS:
-        raise NoVerdict(f"{night} is {days:,} days old", "collbench run nightly measures a night")
+    _refuse_old(night, min(_count_days(file.run.started) for file in files))
     host = environment.host_name()
     hosts = list_devices(files[0]) or {str(files[0].run.environment.get("host"))}
     if not is_named and host not in hosts:
         raise NoVerdict(
-            f"{night} is of {list_several(sorted(hosts))}, and no night of {host} is saved",
-            "collbench run nightly measures one; health --nagios @last judges any host's",
+            f"{night} was measured on {list_several(sorted(hosts))}; no night of {host} was saved"
+            f" in the last {OWN_DAYS} days",
+            "collbench run nightly measures one; collbench health --nagios @last judges the last"
+            " night of any host",
         )
+
+
+def _refuse_old(subject: str, days: int) -> None:
+    """Raises NoVerdict where what is judged is more than MAX_DAYS old."""
+    if days > MAX_DAYS:
+        raise NoVerdict(f"{subject} is {days:,} days old", "collbench run nightly measures a night")
 
 
 def _count_days(started: str) -> int:
@@ -542,33 +550,34 @@ def check_earlier(
 def _explain_unkept(book: Book, file: RunFile, machine: str) -> str:
     """The reason why a run is not judged against earlier nights, or an empty string."""
     from collbench.features.health.history.nights import launches_of
-    from collbench.records.store import name_run
+    from collbench.records.store import quote_run_name
 
     run = file.run
     if NIGHTLY not in run.suite.tags and not book.holds(run.id):
-        named = f" --machine {shlex.quote(machine)}" if machine else ""
+        machine_option = f" --machine {shlex.quote(machine)}" if machine else ""
         return (
             f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
-            f" collbench history add {name_run(file.path)}{book.option}{named} keeps it"
+            f" collbench history add {quote_run_name(file.path)}{book.option}{machine_option}"
+            " keeps it"
         )
     return "" if launches_of(file) else f"{run.id} measured nothing"
 
 
 def check_located(files: Sequence[RunFile], tests: int | None, ranks: str) -> Check:
-    """The check that a search among all ranks comes to, at rank 0; where the search breaks, or is
-    among other hosts than the night's, the check says so, and the night is judged without it.
-    Raises UsageError."""
+    """The check that a search among all ranks comes to, at rank 0; where the search breaks, or
+    would be among other hosts than the night's, the check says so, and the night is judged without
+    it. Raises UsageError."""
     from collbench.features.health.checks import table as checks
     from collbench.features.health.checks.hosts import CheckResult
     from collbench.features.health.locate.command import WrongDataFound
-    from collbench.features.health.night import list_devices
     from collbench.machine import environment
 
-    here = {environment.host_name()}
-    if not _find_member() and (away := _explain_elsewhere(files, here)):
-        return checks.Check("locate", lambda _: CheckResult(missing=away))
+    refuse_hosts = partial(_explain_elsewhere, files)
+    local_hosts = {environment.host_name()}
+    if not _find_member() and (reason := refuse_hosts(local_hosts)):
+        return checks.Check("locate", lambda _: CheckResult(missing=reason))
     try:
-        located = search_ranks(tests, ranks)
+        located = search_ranks(tests, ranks, refuse_hosts)
     except UsageError:
         raise
     except WrongDataFound as e:
@@ -578,8 +587,6 @@ def check_located(files: Sequence[RunFile], tests: int | None, ranks: str) -> Ch
         why = e.message
         return checks.Check("locate", lambda _: CheckResult(missing=why))
     assert located
-    if away := _explain_elsewhere(files, list_devices(located.file)):
-        return checks.Check("locate", lambda _: CheckResult(missing=away))
     # of ranks that share cores, nobody can say how sure a culprit is
     findings = [
         replace(finding, check="locate", severity=finding.severity if finding.sure else "hint")
@@ -602,8 +609,11 @@ def _explain_elsewhere(files: Sequence[RunFile], hosts: Collection[str]) -> str:
     )
 
 
-def search_ranks(tests: int | None, ranks: str) -> Found | None:
-    """A search among all ranks; None on other ranks than 0. Raises what a run raises."""
+def search_ranks(
+    tests: int | None, ranks: str, refuse_hosts: RefuseHosts | None = None
+) -> Found | None:
+    """A search among all ranks, on whose hosts it is ended before its first round if
+    ``refuse_hosts`` gives a reason; None on other ranks than 0. Raises what a run raises."""
     from collbench.features.health.locate import command as searching
     from collbench.features.health.locate.search import Rules
     from collbench.features.health.pairs import command as pairs
@@ -613,7 +623,7 @@ def search_ranks(tests: int | None, ranks: str) -> Found | None:
     order = replace(order, output=_rerun_path("locate"), tag="locate")
     rules = Rules(budget=tests) if tests else Rules()
     searching.announce_search(order, rules)
-    return searching.run_search(order, rules)
+    return searching.run_search(order, rules, refuse_hosts=refuse_hosts)
 
 
 def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]) -> Night:
@@ -628,10 +638,10 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
     from collbench.machine import environment
     from collbench.records import run_file
 
-    if away := list_devices(files[0]) - {environment.host_name()}:
+    if other_hosts := list_devices(files[0]) - {environment.host_name()}:
         print_message(
             f"--rerun measures on {environment.host_name()}, and the night's ranks were on "
-            f"{', '.join(sorted(away)[:3])}: nothing is confirmed"
+            f"{', '.join(sorted(other_hosts)[:3])}: nothing is confirmed"
         )
         return Night([])
     path = _rerun_path("rerun")
@@ -657,15 +667,15 @@ def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | N
 
     sweeps = [_copy_axes(case) for case in cases if not case.subject]
     find_subject = run.suite.subject_finder
-    about = {case: subject for case in cases if (subject := find_subject(case))}
-    if about:  # along the first sweep, which has no collective then
+    subject_by_case = {case: subject for case in cases if (subject := find_subject(case))}
+    if subject_by_case:  # along the first sweep, which has no collective then
         values = {"backends": "backend", "algorithms": "algorithm", "envs": "env"}
-        alike: dict[str, Any] = {
-            axis: tuple(dict.fromkeys(getattr(case, field) for case in about))
+        shared_axes: dict[str, Any] = {
+            axis: tuple(dict.fromkeys(getattr(case, field) for case in subject_by_case))
             for axis, field in values.items()
         }
-        worlds = tuple(sorted({case.world for case in about}))
-        axes = Axes(collectives=(), sizes=(), ranks=worlds, cycles=LAUNCHES, **alike)
+        worlds = tuple(sorted({case.world for case in subject_by_case}))
+        axes = Axes(collectives=(), sizes=(), ranks=worlds, cycles=LAUNCHES, **shared_axes)
         sweeps.insert(0, axes)
     if not sweeps:
         raise UsageError(*NOT_INSTALLED)
@@ -673,7 +683,9 @@ def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | N
         name="rerun",
         axes=sweeps[0],
         includes=tuple(sweeps[1:]),
-        subjects=tuple({(each.title, each.world): each for each in about.values()}.values()),
+        subjects=tuple(
+            {(each.title, each.world): each for each in subject_by_case.values()}.values()
+        ),
         policy=replace(run.policy, fresh=True),
     )
     command = ["collbench", "health", "--rerun"]

@@ -88,7 +88,7 @@ def _print_next(paths: Sequence[Path]) -> None:
     from collbench.core.text import plain_line
     from collbench.records import store
 
-    names = [store.name_run(path) for path in paths]
+    names = [store.quote_run_name(path) for path in paths]
     command = f"compare {' '.join(names)}" if len(names) == 2 else f"report {names[-1]}"
     typer.echo(f"next: collbench {plain_line(command)}")
 
@@ -165,7 +165,7 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
 def _tell_wrong(file: str, reading: Reading, path: Path) -> bool:
     """Tells which records hold wrong data, and how many elements; whether there was any."""
     from collbench.core.text import format_count, format_size, plain_line, print_message
-    from collbench.records.store import name_run
+    from collbench.records.store import quote_run_name
 
     records = [record for record in reading.records if record.status == "wrong"]
     elements = sum(record.wrong or 0 for record in records)
@@ -180,7 +180,7 @@ def _tell_wrong(file: str, reading: Reading, path: Path) -> bool:
             for case in (record.case for record in records[:SHOWN])
         ]
         rows += ["…"] * (len(records) > SHOWN)
-        hint = f"collbench report {plain_line(name_run(path))} shows them"
+        hint = f"collbench report {plain_line(quote_run_name(path))} shows them"
         print_message(f"{file}: {count}: {', '.join(rows)}", hint)
     elif reading.failures:
         failed = f"{format_count(reading.failures, 'check')} of the data failed"

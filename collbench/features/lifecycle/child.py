@@ -16,6 +16,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from functools import cache, partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -59,11 +60,14 @@ class LifeOfRank:
 
     def run(self) -> None:
         """From finding the others to the end."""
+        from collbench.features.lifecycle.libraries import make_variants
+
         given, library = self._given, self._library
         if library.meets:
             self._note("rendezvous", library.join, aligned=False)
         self._note("communicator_init", self._make, aligned=library.meets)
-        call = library.make_call(given.collective, given.nbytes)
+        variants = make_variants(given.collective, given.nbytes, library.world, library.rank)
+        call = library.make_call(given.collective, variants)
         call.reset(0)
         self._note("first_call", call.run)
         wrong = call.count_wrong()
@@ -119,7 +123,10 @@ class LossOfRank:
     """A rank of a world one of whose ranks is killed."""
 
     def __init__(self, given: Instructions, diary: Diary, library: Torch) -> None:
+        from collbench.features.lifecycle.libraries import make_variants
+
         self._given, self._diary, self._library = given, diary, library
+        self._make_variants = cache(partial(make_variants, "all_reduce", given.nbytes))
         self._lock, self._is_known = threading.Lock(), False
         self._aborted = threading.Event()
 
@@ -133,7 +140,11 @@ class LossOfRank:
             library.join()
             self._diary.write("at", phase="communicator_init")
             library.make()
-            call = library.make_call("all_reduce", given.nbytes)
+            world, rank = library.world, library.rank
+            call = library.make_call("all_reduce", self._make_variants(world, rank))
+            for new_rank in range(max(0, rank - 1), min(rank + 1, world - 1)):
+                # what recovery needs, which is timed, is ready before a rank is killed
+                self._make_variants(world - 1, new_rank, 1)
             self._diary.write("at", phase="calls")
             for number in itertools.count():
                 call.reset(number % 2)
@@ -184,7 +195,8 @@ class LossOfRank:
             self._diary.write("at", phase="making the smaller group")
             library.remake(lost, shrink=given.way == "shrink")
             self._diary.write("at", phase="the smaller group's first all_reduce")
-            call = library.make_call("all_reduce", given.nbytes)
+            variants = self._make_variants(library.world, library.rank, 1)
+            call = library.make_call("all_reduce", variants)
             call.reset(0)
             call.run()
             at = time.monotonic_ns()

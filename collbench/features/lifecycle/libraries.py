@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,13 +12,15 @@ import numpy as np
 from collbench.core.collectives import find_collective
 from collbench.features.lifecycle.instructions import Instructions
 
-RANK, TURN = 0x2545F491, 0x6C078965  # elements between the data of two: more than a buffer has
+# distance in the hashed sequence between two ranks' or two variants' data: more than a buffer has
+RANK_STRIDE, VARIANT_STRIDE = 0x2545F491, 0x6C078965
+Variant = tuple[np.ndarray, np.ndarray]  # what a rank sends, and what it must receive
 
 
 class CheckedCall(NamedTuple):
-    """A collective that is ready to be called, after a ``reset`` of its buffers each time to the
-    data of a turn, 0 or 1, of which nothing is alike: what is left of another call's is wrong.
-    ``run`` returns when this rank is done; ``count_wrong`` is of the last result."""
+    """A collective that is ready to be called. ``reset(variant)`` fills the buffers with one of its
+    data sets, which differ everywhere, so that stale data is found. ``run`` returns when this rank
+    is done; ``count_wrong`` is of the last result."""
 
     reset: Callable[[int], object]
     run: Callable[[], object]
@@ -31,11 +33,13 @@ class Library(Protocol):
     before the library makes anything."""
 
     meets: bool
+    rank: int
+    world: int
 
     def join(self) -> None: ...
     def make(self) -> None: ...
     def align(self, name: str, one_clock: bool) -> None: ...
-    def make_call(self, collective: str, nbytes: int) -> CheckedCall: ...
+    def make_call(self, collective: str, variants: Sequence[Variant]) -> CheckedCall: ...
     def add_group(self, number: int) -> Any: ...
     def drop_group(self, group: Any) -> None: ...
     def leave(self) -> None: ...
@@ -52,14 +56,14 @@ def load_library(given: Instructions) -> Library:
     return library
 
 
-def make_inputs(collective: str, nbytes: int, world: int, turn: int = 0) -> list[np.ndarray]:
-    """What every rank sends in a turn: whole numbers of 1 to 1024 as float32, whose sums over 2**14
-    ranks are exact."""
+def make_inputs(collective: str, nbytes: int, world: int, variant: int = 0) -> list[np.ndarray]:
+    """What every rank sends: whole numbers of 1 to 1024 as float32, whose sums over 2**14 ranks are
+    exact."""
     row = find_collective(collective)
     count = max(1, nbytes // 4 // (world if row.total else 1))
     index = np.arange(row.counts(world, count)[0], dtype=np.uint32)
-    begins = (np.uint32((rank * RANK + turn * TURN) % 2**32) for rank in range(world))
-    return [(_mix(index + begin) >> 22).astype(np.float32) + 1 for begin in begins]
+    begins = (rank * RANK_STRIDE + variant * VARIANT_STRIDE for rank in range(world))
+    return [(_mix(index + np.uint32(n % 2**32)) >> 22).astype(np.float32) + 1 for n in begins]
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -70,14 +74,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def make_turns(
-    collective: str, nbytes: int, world: int, rank: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What this rank sends and must receive in each turn, by the one definition of the
+def make_variants(
+    collective: str, nbytes: int, world: int, rank: int, count: int = 2
+) -> list[Variant]:
+    """What this rank sends and must receive in each variant, by the one definition of the
     collective."""
-    turns = []
-    for turn in (0, 1):
-        inputs = make_inputs(collective, nbytes, world, turn)
+    variants = []
+    for variant in range(count):
+        inputs = make_inputs(collective, nbytes, world, variant)
         results = find_collective(collective).result(inputs, operator.add, 0)
-        turns.append((inputs[rank], np.asarray(results[rank])))
-    return turns
+        variants.append((inputs[rank], np.asarray(results[rank])))
+    return variants

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.libraries import CheckedCall, make_turns
+from collbench.features.lifecycle.libraries import CheckedCall, Variant
 from collbench.run.mpi_library import initialise_mpi, load_mpi
 
 
@@ -32,10 +33,9 @@ class Mpi:
         """Let all ranks go on at about one moment, by a barrier of MPI's."""
         self._world.Barrier()
 
-    def make_call(self, collective: str, nbytes: int) -> CheckedCall:
+    def make_call(self, collective: str, variants: Sequence[Variant]) -> CheckedCall:
         """A collective on the communicator of all ranks."""
-        turns = make_turns(collective, nbytes, self.world, self.rank)
-        given, expected = turns[0][0].copy(), turns[0][1]
+        given, expected = variants[0][0].copy(), variants[0][1]
         in_place = collective == "broadcast"
         recv = given.copy() if in_place else np.zeros_like(expected)
         issue = {
@@ -46,9 +46,9 @@ class Mpi:
             "all_to_all": partial(self._world.Alltoall, given, recv),
         }[collective]
 
-        def reset(turn: int) -> None:
+        def reset(variant: int) -> None:
             nonlocal expected
-            given[:], expected = turns[turn]
+            given[:], expected = variants[variant]
             recv[:] = given if in_place else 0
 
         def count_wrong() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.libraries import CheckedCall, make_turns
+from collbench.features.lifecycle.libraries import CheckedCall, Variant
 from collbench.run.rank.tensor_collectives import all_gather, reduce_scatter
 
 AHEAD_NS = 3_000_000  # from the last rank's coming to the common start
@@ -98,11 +98,10 @@ class Torch:
             **bound,
         )
 
-    def make_call(self, collective: str, nbytes: int) -> CheckedCall:
+    def make_call(self, collective: str, variants: Sequence[Variant]) -> CheckedCall:
         """A collective on the default group."""
-        arrays = make_turns(collective, nbytes, self.world, self.rank)
-        turns = [(torch.from_numpy(send), torch.from_numpy(recv)) for send, recv in arrays]
-        given, expected = turns[0][0].to(self._device, copy=True), turns[0][1]
+        tensors = [(torch.from_numpy(send), torch.from_numpy(recv)) for send, recv in variants]
+        given, expected = tensors[0][0].to(self._device, copy=True), tensors[0][1]
         in_place = collective in ("all_reduce", "broadcast")
         recv = given.clone() if in_place else torch.zeros_like(expected, device=self._device)
         issue = {
@@ -113,16 +112,16 @@ class Torch:
             "all_to_all": partial(dist.all_to_all_single, recv, given),
         }[collective]
 
-        raises = self._device.type == "cuda" and bool(self._given.way)
+        needs_wait = self._device.type == "cuda" and bool(self._given.way)
 
-        def reset(turn: int) -> None:  # sums of sums would outgrow what is exact
+        def reset(variant: int) -> None:  # sums of sums would outgrow what is exact
             nonlocal expected
-            sent, expected = turns[turn]
+            sent, expected = tensors[variant]
             given.copy_(sent)
             recv.copy_(given if in_place else torch.zeros_like(recv))
 
         def run() -> None:
-            if raises:  # what is not waited for is never looked at (torch 2.8 on)
+            if needs_wait:  # torch 2.8 on reports errors only from wait()
                 issue(async_op=True).wait()
             else:
                 issue()

@@ -11,7 +11,7 @@ FEATURE = Feature(
             "command:order",
             "Find in which order a library adds the ranks' numbers, and whether that changes.",
             starts_ranks=True,
-            judged_by=("--require", "--like"),
+            verdict_options=("--require", "--like"),
         ),
     ),
     sections=(Entry("order", "view:make_section", after="skips"),),

@@ -290,7 +290,7 @@ def describe_saved(run: Gathered) -> list[Words]:
     on."""
     if run.path is None:
         return [tone_text("not saved")]
-    name = store.name_file(run.path)
+    name = store.run_name(run.path)
     lines = ["saved: " + code_text(plain_line(name))]
     is_partial = len(run.arrived) < len(run.cases) or any(
         is_unfinished(record) for record, _ in run.outcomes
@@ -326,8 +326,10 @@ def explain_flags(run: Gathered) -> list[str]:
     crowded = {world.cramped for world in run.worlds.values()}
     above = [common_flags(outcomes) for _, outcomes in by_mode(run.outcomes)]
     everywhere = set.intersection(*map(set, above)) - {UNCONVERGED} if above else set()
-    again = describe_remedy(run.run, store.name_file(run.path or Path()))
-    return explain_doubts(run.outcomes, run.run.policy, crowded, run.run.command, everywhere, again)
+    again = describe_remedy(run.run, store.run_name(run.path or Path()))
+    return explain_doubts(
+        run.outcomes, run.run.policy, crowded, run.run.command, everywhere, again=again
+    )
 
 
 def _describe_modes(outcomes: Sequence[Outcome]) -> list[str]:

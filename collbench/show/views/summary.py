@@ -14,6 +14,7 @@ from collbench.core.text import (
     format_size,
     plain_line,
 )
+from collbench.records import store
 from collbench.records.derive import waits_for_all
 from collbench.records.flags import (
     FEW,
@@ -178,7 +179,7 @@ def _fill_limits(view: View) -> dict[str, str]:
     """The limits that stand in flags' texts, where all runs have the same policy; else general
     words."""
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
-    ways = {describe_remedy(file.run, file.run.id) for file in view.files}
+    ways = {describe_remedy(file.run, store.run_name(file.path)) for file in view.files}
     again = {"again": ways.pop()} if len(ways) == 1 else {}
     if len(policies) != 1:
         return GENERAL | again

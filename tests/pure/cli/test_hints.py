@@ -14,26 +14,27 @@ from command_lines import every_command, list_options
 import collbench
 from collbench.core.collectives import COLLECTIVES
 from collbench.features.compare.verdict import LAUNCHED_ONCE
-from collbench.records.flags import FLAGS
+from collbench.records.flags import FLAGS, Flag
 from collbench.run.plan import REMEDIES
 from collbench.run.resumption import describe_remedy
 from collbench.show.flags import GENERAL, explain_flag, fill_limits
 from collbench.suite.policy import Policy
-from collbench.suite.suite_keys import OPTIONS, name_keys
+from collbench.suite.suite_keys import COMMANDS, replace_options
 
 RUN = ["collbench", "run", "nightly"]
-OTHERS = {"srun", "mpirun", "nvidia-smi", "--resume", "--dry-run"}  # whose options hints name, too
+# whose options hints name, too; and options that a flag is about, which its run was given
+OTHERS = {"srun", "mpirun", "nvidia-smi", "--resume", "--dry-run", "--inject"}
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "all_reduce"])
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_the_remedy_of_a_flag_names_what_the_command_has(flag: object) -> None:
+def test_the_remedy_of_a_flag_names_what_the_command_has(flag: Flag, command: str) -> None:
     for policy, stops in ((Policy(), ["budget"]), (Policy(), ["max_n"]), (Policy(iters=3), [])):
         limits = fill_limits(policy, [True], stops) | {"call_path": ""}
-        for command in (RUN, ["collbench", "all_reduce"]):
-            remedy = explain_flag(flag.name, limits, command).remedy
-            words = [part for part in re.split("[;:,]", remedy) if not OTHERS & {*part.split()}]
-            named = re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", " ".join(words))
-            assert {*named} <= list_options(command[1])
+        remedy = explain_flag(flag.name, limits, ["collbench", command]).remedy
+        words = [part for part in re.split("[;:,]", remedy) if not OTHERS & {*part.split()}]
+        named = re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", " ".join(words))
+        assert {*named} <= list_options(command)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,8 @@ def test_the_remedy_of_a_flag_names_what_the_command_has(flag: object) -> None:
     ],
 )
 def test_a_suites_hint_names_keys_of_its_file(hint: str, keys: str) -> None:
-    assert keys in name_keys(hint, RUN)
-    assert name_keys(hint, ["collbench", "all_reduce"]) == hint
+    assert keys in replace_options(hint, RUN)
+    assert replace_options(hint, ["collbench", "all_reduce"]) == hint
 
 
 def test_the_command_that_goes_on_with_a_suites_run_keeps_its_options() -> None:
@@ -62,8 +63,13 @@ def test_the_command_that_goes_on_with_a_suites_run_keeps_its_options() -> None:
     assert explain_flag("cut-short", limits, run.command).remedy == again
 
 
-def test_options_that_are_no_keys_are_those_of_run() -> None:
-    assert list_options("run") >= OPTIONS
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_suites_hint_keeps_the_options_of_its_command(command: str) -> None:
+    assert list_options(command) >= COMMANDS[command]
+    keeps = {option: option in list_options(command) for option in ("--max-time", "--backend")}
+    hint = replace_options("--max-time 3s, --backend gloo, --inject drop:3", ["", command])
+    assert {option: option in hint for option in keeps} == keeps
+    assert "--inject drop:3" in hint
 
 
 def test_commands_that_launch_once_have_no_option_for_more() -> None:
@@ -108,7 +114,7 @@ VALUES = re.compile(r"[A-Z@/.{0-9]|'|.*[_./=:{…]|(words|gloo|json)?$")  # of o
 
 def find_fault(hint: str) -> str:
     """Why a command line is none: its options are not there, or need what is not given."""
-    hint = re.sub(r"(?<=[a-z]){}", " {}", hint.replace(" …", ""))  # options, or none
+    hint = re.sub(r"(?<=[a-z])\{\}", "", hint.replace(" …", ""))  # options, such as --history URL
     words = [word.rstrip(":.|") for word in hint.split()]
     words[:1] = ["all_reduce"] if words[0] in COLLECTIVES else words[:1]
     names = (" ".join(words[:k]) for k in (3, 2, 1))

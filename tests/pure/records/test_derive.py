@@ -281,7 +281,8 @@ def test_a_call_that_is_mostly_the_way_into_a_library_is_flagged(
 def test_the_flag_of_dispatch_names_what_is_paid() -> None:
     record = measured(STEADY, call_path_ns=STEADY[0])
     record = msgspec.structs.replace(record, case=msgspec.structs.replace(CASE, backend="jax"))
-    (line,) = explain_doubts([(record, derive.derive_row(record, world()))], Policy(), [False])
+    outcomes = [(record, derive.derive_row(record, world()))]
+    (line,) = explain_doubts(outcomes, Policy(), [False], again="measure anew")
     assert "dispatch (1): " in line and "dispatch of a compiled program (jax)" in line
 
 

@@ -510,6 +510,7 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.Monke
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(CannotRun, match="HOME is not set"):
         files.home_folder()
+    assert store.run_name(Path("a.jsonl")) == "a.jsonl"  # a path finds its file without one
 
 
 def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

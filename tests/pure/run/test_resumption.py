@@ -87,11 +87,11 @@ def test_a_run_does_not_go_on_with_other_variables_than_its_own(
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("locate -g 4", "collbench locate chose what to measure as it went on"),
-        ("health @last --locate", "collbench health chose what to measure as it went on"),
-        ("tune all_reduce", "collbench tune chose what to measure as it went on"),
-        ("order all_reduce --require proved", "collbench order --require judges it"),
-        ("order all_reduce --like=@last", "collbench order --like judges it"),
+        ("locate -g 4", "locate decides while it runs what to measure next, and does not save"),
+        ("health @last --locate", "health --locate is not saved in the run file"),
+        ("tune all_reduce", "tune decides while it runs what to measure next, and does not save"),
+        ("order all_reduce --require proved", "order --require is not saved in the run file"),
+        ("order all_reduce --like=@last", "order --like is not saved in the run file"),
     ],
 )
 def test_what_a_command_holds_in_no_file_does_not_go_on_without_it(
@@ -111,6 +111,8 @@ def test_what_a_command_holds_in_no_file_does_not_go_on_without_it(
         ("run locate.toml", "run --resume r"),
         ("all_reduce --require", "run --resume r"),
         ("order all_reduce", "run --resume r"),
+        ("health --rerun", "run --resume r"),
+        ("health --inject drop:3", "run --resume r"),
         ("pairs --launcher ssh --hosts a,b", "pairs --resume r --launcher ssh --hosts a,b"),
         ("pairs --backend ./my.py", "run --resume r --backend ./my.py"),
     ],
@@ -138,6 +140,18 @@ def test_a_group_that_is_not_done_is_measured_again_with_the_one_that_leads(
     assert [job.case for job in plan.jobs] == [leader]
     (apart,) = earlier.plan_remaining(prepared.jobs, suite.policy, lambda n: 1)
     assert apart.timeout < plan.timeout
+
+
+@pytest.mark.parametrize("named", [(), ("isolated",)])
+def test_a_run_goes_on_in_the_modes_that_it_has(named: tuple[str, ...]) -> None:
+    """Where the default is another now, as it follows the cores of hosts."""
+    suite = factories.suite(sizes=(64, 128), ranks=(2, 4), cores=64, modes=named)
+    done = [factories.case(64, n=2, mode="host"), factories.case(64, n=4)]
+    file = factories.make_file(list(map(factories.record, done)), suite=suite)
+    prepared = prepare_order(Order(suite=suite, command=(), resumed=file))
+    modes = {n: {case.mode for case in prepared.cases if case.n == n} for n in (2, 4)}
+    assert modes == {2: {"isolated"} if named else {"host"}, 4: {"isolated"}}
+    assert len(prepared.jobs) == 8 - (1 if named else 2)
 
 
 @pytest.mark.parametrize(

@@ -938,6 +938,22 @@ def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:
     assert document["collbench"]["results"][0]["control"] == [5210.0, 5210.0]
 
 
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("all_reduce", "collbench run --resume RUN measures it again"),
+        ("all_reduce --no-save", "measure anew"),
+        ("locate -g 4", "measure anew"),
+        ("pairs", "collbench pairs --resume RUN measures it again"),
+    ],
+)
+def test_what_was_cut_short_says_how_its_run_goes_on(command: str, remedy: str) -> None:
+    run = a_run(command=["collbench", *command.split()])
+    text = written([flagged(a_case(), "cut-short")], run=run)
+    (line,) = comments(text, "# flagged: cut-short")
+    assert line.endswith(f"; {remedy}")
+
+
 def test_what_holds_for_a_whole_table_stands_with_no_line() -> None:
     text = written([flagged(a_case(), "predicted"), flagged(a_case(in_place=True), "predicted")])
     assert comments(text, "# 1024 B") == []

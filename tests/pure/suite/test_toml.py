@@ -454,12 +454,6 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
             "one of auto",
             "did you mean window?",
         ),
-        (
-            HEAD + "[policy]\ngraph = 10",
-            ": [policy], graph",
-            "replays of mode graph",
-            'add modes = ["graph"]',
-        ),
         (HEAD + "[policy]\nblocking = true", ": [policy], blocking", "one of 0, 1", ""),
         (
             HEAD + "[policy]\nmax_second = 1",
@@ -648,6 +642,24 @@ def test_the_command_line_replaces_and_narrows_every_sweep(tmp_path: Path) -> No
         options.change_suite(suite, only="scan")
     with pytest.raises(UsageError, match="mine fixes the repetitions"):
         options.change_suite(load(tmp_path, SMALL + "[policy]\niters = 5"), max_time="1s")
+
+
+@pytest.mark.parametrize(
+    ("axes", "is_noted"),
+    [
+        ("", True),
+        ('modes = "graph"', False),
+        ('[[include]]\ncollectives = "reduce"\nmodes = "graph"', False),
+    ],
+)
+def test_replays_without_mode_graph_are_noted(
+    axes: str, is_noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not refused, as 0.1 took such files."""
+    suite = load(tmp_path, f"{HEAD}{axes}\n[policy]\ngraph = 10")
+    assert suite.policy.graph == 10
+    noted = capsys.readouterr().err
+    assert ("[policy]: graph sets the replays of mode graph, but no sweep has" in noted) == is_noted
 
 
 @pytest.mark.parametrize(

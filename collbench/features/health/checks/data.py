@@ -26,9 +26,10 @@ from collbench.features.health.night import (
     locate_rank,
     make_evidence,
 )
+from collbench.records import store
 from collbench.records.choice import describe_heard
 from collbench.records.derive import is_broken, is_without_samples
-from collbench.records.types import Run
+from collbench.records.types import RunFile
 from collbench.run.resumption import format_command
 from collbench.suite.case_words import describe_case
 
@@ -146,9 +147,9 @@ def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
     )
 
 
-def _advise_after_failure(run: Run) -> str:
+def _advise_after_failure(file: RunFile) -> str:
     """Advice on a host where cases of a run failed."""
-    command = format_command(run, run.id)
+    command = format_command(file.run, store.run_name(file.path))
     rest = f"; {command} measures what is missing" if command else ""
     return f"see dmesg and the processes of that host{rest}"
 
@@ -167,7 +168,7 @@ def check_completeness(night: Night) -> CheckResult:
             severity="critical",
             subject=subject,
             what=f"is where {format_count(len(members), 'case')} failed: {_name_cases(members)}",
-            advice=_advise_after_failure(members[0].file.run),
+            advice=_advise_after_failure(members[0].file),
             evidence=[
                 make_evidence(entry, "failed", plain_line(entry.record.note))
                 for entry in members[:SHOWN]

@@ -138,6 +138,6 @@ def read_baseline(path: Path) -> Baseline:
             "no reason" if baseline.schema == SCHEMA else f"schema {baseline.schema}, not {SCHEMA}"
         )
         raise UsageError(
-            f"{path} has {what}", "give a file that collbench history baseline accept wrote"
+            f"{path} has {what}", "give a file that collbench history baseline learn wrote"
         )
     return baseline

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collbench.run.order import Order
     from collbench.show.live import Status
     from collbench.suite.case import Case
+
+RefuseHosts = Callable[[Collection[str]], str]  # why a search is not to be on these, or ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,22 +191,28 @@ def make_rings(group: Group, units: Sequence[Unit]) -> list[tuple[int, ...]]:
 
 class Searching:
     """A search under way: it is told what was measured and says what to measure next, until so many
-    ``seconds`` have passed."""
+    ``seconds`` have passed; nothing where ``refuse_hosts`` gives a reason against the hosts."""
 
-    def __init__(self, rules: Rules, seconds: float = math.inf) -> None:
+    def __init__(
+        self, rules: Rules, seconds: float = math.inf, refuse_hosts: RefuseHosts | None = None
+    ) -> None:
         self._rules, self._until = rules, time.monotonic() + seconds
+        self._refuse_hosts = refuse_hosts
         self._search: Search | None = None
         self._groups: Sequence[Group] = ()
         self._round = 0
         self._reached: dict[tuple[int, ...], float] = {}  # in this round, by the ranks of a ring
         self._like: Case | None = None
         self.without_rate: dict[str, str] = {}  # notes of what was not measured, by its status
+        self.refusal = ""  # why these hosts are not searched
         self.units: list[Unit] = []
         self.located: Located | None = None
 
     def world(self, world: World) -> None:
         """Take the ranks or hosts of a world as the units to search."""
         self.units = list_units(world)
+        if self._refuse_hosts:
+            self.refusal = self._refuse_hosts({info.host for info in world.ranks})
 
     def record(self, record: Record, row: Derived | None) -> None:
         """Takes a measurement. One that has no rate ends the search: it is not one of 0 GB/s."""
@@ -219,7 +227,7 @@ class Searching:
         """Cases of the next round; none when the search has ended."""
         from collbench.features.health.locate import search as locate
 
-        if self.without_rate:
+        if self.without_rate or self.refusal:
             return []
         try:
             if self._search is None:
@@ -288,23 +296,31 @@ def make_listener(searching: Searching) -> Status:
     return Progress(watched=sys.stderr.isatty())
 
 
-def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
+def run_search(
+    order: Order,
+    rules: Rules,
+    seconds: float = math.inf,
+    refuse_hosts: RefuseHosts | None = None,
+) -> Found | None:
     """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
     None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
     session.execute_order does, UsageError for fewer than three hosts (or ranks of one),
-    WrongDataFound, and NoVerdict on fake GPUs and where a test has no valid sample.
+    WrongDataFound, and NoVerdict on fake GPUs, on hosts that ``refuse_hosts`` gives a reason
+    against, and where a test has no valid sample.
     """
     from collbench.features.health.locate import findings
     from collbench.records.origins import refuse_fake
     from collbench.run import session
 
-    searching = Searching(rules, seconds)
+    searching = Searching(rules, seconds, refuse_hosts)
     reporter = make_listener(searching)
     searching_order = replace(order, next_cases=searching.next_cases)
     if session.execute_order(searching_order, lambda: reporter) == Exit.INTERRUPTED:
         raise KeyboardInterrupt
     if reporter.ended is None:
         return None
+    if searching.refusal:
+        raise NoVerdict(searching.refusal)
     _refuse_without_rate(searching.without_rate, reporter.file)
     if searching.located is None:
         raise CannotRun(

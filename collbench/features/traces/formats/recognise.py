@@ -358,26 +358,30 @@ def _doubt_even(ranks: Sequence[RankTrace]) -> Iterator[RankTrace]:
 
 def _lose_unequal(ranks: Sequence[RankTrace]) -> Iterator[RankTrace]:
     """The ranks without what is called by lists and differs in size between ranks: its blocks are
-    unequal, and torch tells of each rank its own block times the members."""
+    unequal, and torch tells of each rank its own block times the members. Calls without a number
+    stay: which of them are one operation is not known."""
     unequal: dict[int, list[int]] = defaultdict(list)
-    for calls in _join_operations(ranks, lambda call: call.by_lists):
+    for calls in _join_operations(ranks, lambda call: call.by_lists and call.number >= 0):
         if len({call.nbytes for call in calls.values()}) > 1:
             for rank_number, at in calls:
                 unequal[rank_number].append(at)
     for rank in ranks:
         calls_of_rank = [*rank.calls]
         lost: list[Lost] = []
-        numbers = {name: [*known] for name, known in rank.lost_numbers.items()}
+        unnamed = [*rank.unnamed]
+        numbers = {name: [*located] for name, located in rank.lost_numbers.items()}
         for at in unequal[rank.rank]:
             call = calls_of_rank[at]
             lost.append(Lost(f"{call.kind} of unequal blocks", 1, call.nbytes))
             numbers.setdefault(call.group, []).append(call.number)
+            unnamed += [(call.begins_ns, call.ends_ns)] * call.is_placed
             calls_of_rank[at] = Call("mark", issued_ns=call.issued_ns, phase=call.phase)
         yield replace(
             rank,
             calls=tuple(calls_of_rank),
             lost=(*rank.lost, *lost),
             lost_numbers={name: tuple(every) for name, every in numbers.items()},
+            unnamed=tuple(unnamed),
         )
 
 

@@ -93,7 +93,7 @@ def make_document(file: RunFile) -> Document:
         if len(overlaps) > 1:
             brief.append(tone_text(f"{name_step(case)} on {case.label}", strong=True))
         if overlap.step_record.stop == "cut":
-            again = describe_remedy(file.run, store.name_file(file.path))
+            again = describe_remedy(file.run, store.run_name(file.path))
             brief.append(tone_text(f"{_describe_cut(overlap)}; {again}", "notice"))
         brief += [tone_text(text, "bad") for text in _list_exclusions(overlap)]
         brief += describe_overlap(overlap) + _describe_expected(overlap, step)

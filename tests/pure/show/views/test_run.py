@@ -1304,13 +1304,13 @@ def test_a_flag_is_counted_once_a_case() -> None:
     assert {line.cells[0]: line.cells[1] for line in table.lines} == {"skewed": "1", "late": "1"}
 
 
-def test_flags_of_a_report_say_how_its_run_goes_on() -> None:
-    view = series.make_view([run(ok())])
+def test_flags_of_a_report_say_how_its_run_goes_on(tmp_path: Path) -> None:
+    view = series.make_view([msgspec.structs.replace(run(ok()), path=tmp_path / "r1.jsonl")])
     flags = ("cut-short", "dispatch")
     points = [msgspec.structs.replace(point, flags=flags) for point in view.points]
     cells = {
         line.cells[0]: line.cells for line in summary.flag_table(view._replace(points=points)).lines
     }
     (file,) = view.files
-    assert cells["cut-short"][-1] == f"collbench run --resume {file.run.id} measures it again"
+    assert cells["cut-short"][-1] == f"collbench run --resume {file.path} measures it again"
     assert "its dispatch of a call" in cells["dispatch"][2]

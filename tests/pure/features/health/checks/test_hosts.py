@@ -4,6 +4,7 @@ is at fault named."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -96,6 +97,13 @@ def test_a_failed_case_is_critical(note: str, who: str) -> None:
     verdict = judged(in_row(status="failed", note=note, times_ns=[]))
     assert [found[2] for found in blamed(verdict, "completeness")] == [who]
     assert verdict.state == "unhealthy"
+
+
+def test_a_failed_case_names_the_file_that_its_run_goes_on_in(tmp_path: Path) -> None:
+    change = in_row(status="failed", note="rank 3 on node3 stopped in measuring", times_ns=[])
+    file = replace(night(change=change, rows=ROWS), path=tmp_path / "night.jsonl")
+    (finding,) = (f for f in checks.judge_night([file]).findings if f.check == "completeness")
+    assert f"collbench run --resume {file.path} measures" in finding.advice
 
 
 def test_a_case_that_broke_in_its_second_pass_is_critical() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,12 @@ SMALL = CASES[:6]
 
 
 def save_fleet(
-    folder: Path, nodes: int = 24, slower: Mapping[int, float] = {}, seed: int = 4
+    folder: Path, nodes: int = 24, slower: Mapping[int, float] = {}, seed: int = 4, **fields: Any
 ) -> np.ndarray:
     folder.mkdir(exist_ok=True)
     logs = draw_logs(np.random.default_rng(seed), nodes, 2, SMALL)
     for number in range(nodes):
-        lines = node_lines(number, logs[number], SMALL, slower=slower.get(number, 0.0))
+        lines = node_lines(number, logs[number], SMALL, slower=slower.get(number, 0.0), **fields)
         write_node(folder / f"{number:03}.jsonl", lines)
     return logs
 
@@ -571,8 +572,20 @@ def test_every_output_is_written(said: Said, tmp_path: Path) -> None:
     assert '"type":"heatmap"' in files[0].read_text().replace(" ", "")
 
 
+@pytest.mark.parametrize(("days", "code", "text"), [(2, 0, "OK"), (3, 3, "UNKNOWN")])
+def test_a_plugin_says_unknown_once_a_fleet_is_no_longer_measured(
+    said: Said, tmp_path: Path, days: int, code: int, text: str
+) -> None:
+    at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    save_fleet(tmp_path / "night", started=at, end=msgspec.structs.replace(ENDED, ended=at))
+    ended, out, _ = said(str(tmp_path / "night"), "--nagios")
+    assert ended == code and out.startswith(f"COLLBENCH {text} - ")
+    assert (" is 3 days old; " in out) == bool(code)
+
+
 def test_nagios_and_the_hook_get_the_names(said: Said, tmp_path: Path) -> None:
-    save_fleet(tmp_path / "night", slower={3: 0.15})
+    end = msgspec.structs.replace(ENDED, ended=datetime.now(UTC).isoformat())
+    save_fleet(tmp_path / "night", slower={3: 0.15}, end=end)
     told = tmp_path / "told"
     hook = f"sh -c 'cat > {told}'"
     code, out, _ = said(str(tmp_path / "night"), "--nagios", "--on-unhealthy", hook)

@@ -32,6 +32,15 @@ def test_when_its_time_is_over_no_round_is_begun(seconds: float, rounds: int) ->
     assert searching.located and searching.located.rounds == rounds
 
 
+def test_a_search_on_refused_hosts_ends_before_its_first_round() -> None:
+    """As in a job on other nodes than the night's: which these are is known once ranks have met."""
+    searching = locate.Searching(Rules(), refuse_hosts=lambda hosts: ", ".join(sorted(hosts)))
+    searching.world(factories.world(n=4, ranks=factories.hosted(4)))
+    searching.record(factories.record(CASE), None)
+    assert searching.next_cases() == []
+    assert (searching.refusal, searching.located) == ("node0, node1, node2, node3", None)
+
+
 def printed(culprits: list[Culprit], capsys: pytest.CaptureFixture[str]) -> list[str]:
     located = Located(culprits, [], 4, 8, 5, 0.01, 0.01, 1.0)
     told = list(make_findings(located, ["a", "b", "c", "d"]))

@@ -594,6 +594,43 @@ def test_kernels_whose_call_is_lost_are_communication(lost: Any, tmp_path: Path)
     assert rank.unnamed == ((BASE + 20_000, BASE + 25_000),)
 
 
+def gathered_by_lists(folder: Path, *steps: list[dict[str, Any]]) -> tuple[RankTrace, ...]:
+    """Two ranks whose kernels, of 5 us each, gather lists."""
+    for rank, kernels in enumerate(steps):
+        events = [
+            traced.kernel(
+                "ncclDevKernel_AllGather",
+                10.0 + 10 * number,
+                5.0,
+                **traced.NCCL | {"Collective name": "allgather", "Rank": rank} | args,
+            )
+            for number, args in enumerate(kernels)
+        ]
+        world = {"backend": "nccl", "rank": rank, "world_size": 2}
+        document = {"distributedInfo": world, "traceEvents": events}
+        (folder / f"rank{rank}.json").write_text(json.dumps(document))
+    return reading.read_trace([folder]).ranks
+
+
+def test_lists_of_unequal_blocks_are_communication(tmp_path: Path) -> None:
+    sizes = [{"In msg nelems": size, "Out msg nelems": 2 * size} for size in (2, 3)]
+    for rank in gathered_by_lists(tmp_path, *([size] for size in sizes)):
+        assert [call.kind for call in rank.calls] == ["mark"]
+        assert rank.lost_numbers == {"": (7,)}
+        (spent,) = times.measure_exposed(Trace("kineto", (rank,)))
+        assert (spent.communication, spent.window) == (5_000, 5_000)
+
+
+def test_lists_without_numbers_are_not_held_against_each_other(tmp_path: Path) -> None:
+    """As ranks may be profiled from different steps on."""
+    small, large = (
+        {"Seq": None, "In msg nelems": size, "Out msg nelems": 2 * size} for size in (2, 3)
+    )
+    for rank in gathered_by_lists(tmp_path, [small, large], [large]):
+        assert {call.kind for call in rank.calls} == {"all_gather"}
+        assert (rank.lost, rank.lost_numbers) == ((), {})
+
+
 def test_kernels_that_communicate_without_nccl_are_seen_and_not_read(tmp_path: Path) -> None:
     events = [traced.kernel("void vllm::cross_device_reduce_2stage<x>(a)", 10, 5)]
     rank = one(tmp_path, "rank0.json", {"traceEvents": events})
