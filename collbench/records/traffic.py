@@ -139,7 +139,9 @@ def _explain_more(record: Record, wire: float) -> Traffic:
     framed = wire / FRAMED.get(protocol, 1.0)
     data = framed if framed >= SILENT[0] else wire
     if is_silent(data):
-        return Traffic(wire, moves=f"{sends}: NCCL's {protocol} sends flags among the data")
+        return Traffic(
+            wire, moves=f"{sends}: the {protocol} protocol of NCCL adds flags to the data"
+        )
     if why := guess_algorithm(case, data):
         return Traffic(wire, data, f"{sends}: {why}")
     if {"ib", "nvlink"} <= {kind for sent in record.sent for kind in sent.bytes}:

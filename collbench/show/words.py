@@ -349,7 +349,7 @@ def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
         f"{note} ({format_count(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)
     ]
     rest = len(noted) - len(lines)
-    more = f"{format_count(rest, 'note')} more; once saved, collbench report RUN shows all"
+    more = f"{format_count(rest, 'more note')}; collbench report RUN shows them all if the run is saved"
     return [*lines, *[more] * (rest > 0)]
 
 

@@ -28,7 +28,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.launch import awake, connection, folders, host, meeting, rendezvous
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
-from collbench.run.rank.control import Store, ask_in_bulk
+from collbench.run.rank.control import Store, batch_store_requests
 
 KEY = b"one launch's"
 SECONDS = 20.0
@@ -175,7 +175,7 @@ def test_gloo_asks_once_for_the_addresses_of_all_ranks(
         group.allreduce([total]).wait()
         return group, int(total)
 
-    with ask_in_bulk(), ThreadPoolExecutor(n) as threads:
+    with batch_store_requests(), ThreadPoolExecutor(n) as threads:
         groups = list(threads.map(connect, range(n)))
     assert [total for _, total in groups] == [6] * n
     assert dict(os.environ) == before
