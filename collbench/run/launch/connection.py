@@ -117,7 +117,7 @@ class Connection:
             f"{self._who()} did not reach rank 0 at {describe_doors(doors)} within {seconds:g}"
             f" s: {trouble}",
             _hint_absence(
-                "check that rank 0 was started with the same command line, on that host",
+                "check that rank 0 was started on that host, with the same command line",
                 doors,
                 seconds,
             ),
@@ -242,7 +242,7 @@ class Connection:
 
 def _hint_absence(check: str, doors: Sequence[Door], seconds: float) -> str:
     """What to do where ranks do not meet at ``doors``."""
-    same = " and has the same TMPDIR" if isinstance(doors[0], Path) else ""
+    same = " and the same TMPDIR" if isinstance(doors[0], Path) else ""
     return f"{check}{same}, or {hint_limit(seconds)}"
 
 

@@ -346,7 +346,7 @@ def _hint_absence(seconds: float) -> str:
 def _describe_absence(member: Membership, seconds: float) -> str:
     return (
         f"rank {member.rank} of {member.n} on {environment.host_name()} ({member.launcher}) did"
-        f" not learn rank 0's address within {seconds:g} s, for which all ranks have to start"
+        f" not learn rank 0's address within {seconds:g} s: that takes all ranks"
     )
 
 
