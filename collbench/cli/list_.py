@@ -38,7 +38,7 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
     for folder in sorted({str(path.parent) for path in shipped.list_suites().values()}):
-        suites.append(("FILE.toml", "", f"your own; to copy and change, some lie in {folder}"))
+        suites.append(("FILE.toml", "", f"your own suite; examples to copy: {folder}"))
     backends = [
         (name, " ".join(filter(None, [info.about, origin and f"({origin})"])))
         for name, info in list_infos().items()

@@ -133,7 +133,7 @@ def _add_path(
         )
         raise UsageError(
             f"--path {path}: {unknown}",
-            f"name one by --env {names[0]}=eth0 (in a suite by env in [axes])",
+            f'name one by --env {names[0]}=eth0 (in a suite: env = "{names[0]}=eth0" in [axes])',
         )
     settings = expand_path(path, backends, card)
     if both := sorted({name for name, _ in settings} & {*given} - {*names}):
@@ -547,7 +547,7 @@ def _refuse_files(ops: Sequence[str]) -> None:
     }
     for word in ops:
         if "." in word or "/" in word:
-            way = ways.get(Path(word).suffix, "leave -o out; > {} writes there what is printed")
+            way = ways.get(Path(word).suffix, "omit -o and redirect: > {}")
             raise UsageError(
                 f"-o {word}: a file is given, but -o is the reduction, as in nccl-tests",
                 way.format(shlex.quote(word)),

@@ -104,7 +104,7 @@ class RunOptions:
         Option(
             "--algo",
             metavar="FILE.py:NAME",
-            help="Of a run to continue with: where its algorithm of a file is, ./line.py:line.",
+            help="With --resume: give the run's algorithms of files again, as ./line.py:line.",
         ),
     ] = ""
     env: Annotated[
@@ -112,8 +112,8 @@ class RunOptions:
         Option(
             "--env",
             metavar="NAME=V1,V2",
-            help="Of a run to continue with: a variable that a file alone must not set, such as"
-            " LD_PRELOAD. May be repeated.",
+            help="With --resume: give the run's LD_PRELOAD and the like again, which collbench does"
+            " not take from a file. May be repeated.",
         ),
     ] = None
     inject: Inject = ""

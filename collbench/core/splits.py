@@ -88,7 +88,7 @@ def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, 
         if spec.startswith("matrix") and (total := _measure_buffer(given)) != nbytes:
             raise UsageError(
                 f"--splits {spec[:200]}: its largest buffer has {total} B, the case's {nbytes} B",
-                "put the file back that was measured, or measure anew",
+                "put the file back that was measured, or start a new run",
             )
         table = _count_whole_elements(given, itemsize)
         return int(table.sum(1).max()), int(table.sum(0).max()), count_busiest(table)

@@ -113,7 +113,7 @@ MOST_LINES = 300_000  # nearly six attempts at each case of the largest suite
 
 
 SYNC_S = 1.0  # between two syncs, which take milliseconds each
-UNSYNCED = (errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.ENOTSUP)  # of what is on no disk
+SYNC_UNSUPPORTED = (errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.ENOTSUP)  # of what is on no disk
 
 
 NOTHING: dict[str, object] = {  # one of each for all records: millions take their room else
@@ -234,7 +234,7 @@ class Writer:
         try:
             os.fdatasync(self._fd)
         except OSError as e:
-            if e.errno not in UNSYNCED:
+            if e.errno not in SYNC_UNSUPPORTED:
                 self._good, self._written = self._synced[0], self._synced[1].copy()
                 self._waiting[:0] = self._unsynced
                 self._unsynced.clear()

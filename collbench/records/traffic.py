@@ -140,7 +140,9 @@ def _explain_more(record: Record, world: World | None, wire: float) -> Traffic:
     framed = wire / FRAMED.get(protocol, 1.0)
     data = framed if framed >= SILENT[0] else wire
     if is_silent(data):
-        return Traffic(wire, moves=f"{sends}: NCCL's {protocol} sends flags among the data")
+        return Traffic(
+            wire, moves=f"{sends}: the {protocol} protocol of NCCL adds flags to the data"
+        )
     if why := guess_algorithm(case, data):
         return Traffic(wire, data, f"{sends}: {why}")
     relayed = _bound_relayed_share(record, world) * data / wire

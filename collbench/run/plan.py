@@ -206,7 +206,7 @@ REMEDIES = {  # by words of the reason
     "does not exist among": "choose -r below the number of ranks (-g), or all",
     "takes at most": "take smaller sizes, or a wider datatype (-d), which has fewer elements",
     "element": "take larger sizes",
-    "names no reduction": f"name one (-o): {', '.join(OPS)}",
+    "needs a reduction": f"name one (-o): {', '.join(OPS)}",
     "integers only": "use -d int32, or another reduction (-o sum)",
     "no in-place form": "use --place out",
     NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take), or take fewer sizes or"

@@ -154,8 +154,8 @@ def _refuse_few_gpus(case: Case, info: BackendInfo, policy: Policy, machine: Pla
         return ""
     lack = describe_gpu_lack(case.world, machine.gpus)
     return (
-        f"{lack} (--share-gpu of a collective's command, or share_gpu of a suite's [policy], lets"
-        " ranks share one; --backend gloo runs on CPUs)"
+        f"{lack} (--share-gpu lets ranks share one, in a suite share_gpu = true in [policy];"
+        " --backend gloo runs on CPUs)"
     )
 
 

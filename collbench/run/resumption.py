@@ -37,12 +37,12 @@ HOSTS_SHOWN = 4  # that a refusal names
 
 
 def find_resumable(name: str, settings: Sequence[str] = ()) -> RunFile:
-    """The run called ``name``, with the ``settings`` (NAME=V1,V2) that its file alone must not set.
+    """The run called ``name``, with the ``settings`` (NAME=V1,V2) that are not taken from its file.
     Raises UsageError where what would be measured now cannot belong to it."""
     path = store.find_run(name, running=True)
     run = run_file.read_run(path)
     if reason := _explain_refusal(run):
-        raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
+        raise UsageError(f"{path} cannot be resumed: {reason}", "start a new run")
     _refuse_other_settings(run, name, settings)
     return run_file.read_file(path)
 
@@ -72,7 +72,7 @@ def _find_feature_command(run: Run) -> Command | None:
 
 
 def _list_foreign_settings(run: Run) -> dict[str, str]:
-    """The values, with commas between them, of variables that a run's file alone must not set."""
+    """The values, with commas between them, of variables that a run's file alone does not set."""
     values: dict[str, dict[str, None]] = {}
     for name, value in itertools.chain.from_iterable(run.suite.values("envs")):
         values.setdefault(name, {})[value] = None
@@ -90,9 +90,10 @@ def _refuse_other_settings(run: Run, name: str, settings: Sequence[str]) -> None
     for variable in sorted(given.keys() - foreign.keys()):
         raise UsageError(f"--env {variable} has no effect on this run", command)
     if missing := [variable for variable in foreign if variable not in given]:
-        them = "it" if len(missing) == 1 else "them"
+        verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise UsageError(
-            f"the run sets {', '.join(missing)}, and a file alone must not: --env must name {them}",
+            f"the run sets {', '.join(missing)}, which {verb} never taken from a run file alone:"
+            f" repeat {them} by --env",
             command,
         )
     for variable, value in given.items():
@@ -126,7 +127,7 @@ def describe_remedy(run: Run, name: str) -> str:
     """A clause on how cases of a run that were cut short are measured again; ``name`` finds the
     run, and is empty where no file keeps it."""
     command = format_command(run, name) if name else ""
-    return f"{command} measures it again" if command else "measure anew"
+    return f"{command} measures it again" if command else "start a new run"
 
 
 def _find_values(run: Run, option: str) -> list[str]:
@@ -216,7 +217,7 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
     if differing := environment.find_differences(resumed.run.environment, now, backends):
         raise UsageError(
             f"{resumed.path} cannot be resumed: {environment.explain_differences(differing)}",
-            "measure anew and compare the two: a run is of one machine and its software",
+            "start a new run and compare the two: a run is of one machine and its software",
         )
 
 
@@ -232,7 +233,7 @@ def refuse_another_launcher(
             raise UsageError(
                 f"{resumed.path} cannot be resumed: {_name_starter(world.launcher)} started its"
                 f" ranks, and now {_name_starter(launcher)} would",
-                "resume it as it was begun, or measure anew",
+                "resume it as it was begun, or start a new run",
             )
         refuse_other_hosts(resumed, list_hosts(world.n))
 
@@ -249,7 +250,7 @@ def refuse_other_hosts(resumed: RunFile, hosts: Sequence[str]) -> None:
             raise UsageError(
                 f"{resumed.path} cannot be resumed: its ranks were on {_describe_hosts(before)},"
                 f" and would now be on {_describe_hosts(hosts)}",
-                "resume it on the hosts it was begun on, in their order, or measure anew",
+                "resume it on the hosts it was begun on, in their order, or start a new run",
             )
 
 

@@ -349,7 +349,8 @@ def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
         f"{note} ({format_count(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)
     ]
     rest = len(noted) - len(lines)
-    more = f"{format_count(rest, 'note')} more; once saved, collbench report RUN shows all"
+    count = format_count(rest, "more note")
+    more = f"{count}; collbench report RUN shows them all if the run is saved"
     return [*lines, *[more] * (rest > 0)]
 
 
@@ -381,7 +382,7 @@ def format_interval(half: float) -> str:
 def warn_single_launch(launches: Iterable[int]) -> str:
     """A sentence that the interval of one launch, which is of its samples, may not hold another's
     time; "" where all times are of several launches."""
-    return "Some times are of 1 launch: another may differ by more than ±." * (1 in launches)
+    return "Some times come from 1 launch: another may differ by more than ±." * (1 in launches)
 
 
 def format_tail(row: Derived) -> str:

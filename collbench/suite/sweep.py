@@ -528,7 +528,7 @@ def _is_among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
 
 def _refuse_reduction(case: Case) -> str:
     if case.op == "none":
-        return f"{case.row.name} reduces, and 'none' names no reduction"
+        return f"{case.row.name} needs a reduction; 'none' is not one"
     integers = OPS[case.op].integers_only and case.type.kind == "float"
     return f"{case.op} is defined on integers only, not {case.dtype}" if integers else ""
 

@@ -359,7 +359,9 @@ def test_a_run_goes_on_with_its_own_files_alone(
 def test_a_run_does_not_go_on_with_an_edited_file(cli, cut_short: Path, folder: Path) -> None:
     (folder / "my.py").write_text(SKELETON + "\n# edited\n")
     done = cli("run", "--resume", str(cut_short), "--backend", "./my.py")
-    assert_usage(done, "cannot be resumed: the software differs: libraries.my.py", "measure anew")
+    assert_usage(
+        done, "cannot be resumed: the software differs: libraries.my.py", "start a new run"
+    )
 
 
 # registered with torch.distributed

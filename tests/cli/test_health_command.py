@@ -520,9 +520,7 @@ def test_a_search_elsewhere_says_nothing_of_the_night(
     verdict = json.loads(out)
     (located,) = (check for check in verdict["checks"] if check["check"] == "locate")
     assert (code, located["outcome"]) == (Exit.OK, "no data")
-    assert located["note"].startswith(
-        "--locate searches login, and the night's ranks were on node0"
-    )
+    assert located["note"].startswith("--locate searches login, but the night ran on node0")
 
 
 def test_fresh_launches_with_other_software_confirm_nothing(

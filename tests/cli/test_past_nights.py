@@ -169,7 +169,7 @@ def test_the_advised_command_accepts_just_what_was_found(
             book.add(dated(number, times, name=f"other-{number}"), "rack 8")
         (finding,) = told(book, file, machine="rack 7")
     assert ("crept" in finding.what) == is_creep
-    show, accept = finding.advice.split("; if it is meant to be: ")
+    show, accept = finding.advice.split("; if the change is intended, accept it: ")
     monkeypatch.chdir(tmp_path)
     for line in (show.removesuffix(" shows what changed when"), accept):
         monkeypatch.setattr(sys, "argv", shlex.split(line))

@@ -28,9 +28,9 @@ MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
     ("word", "way"),
     [
         ("page.html", "collbench report @last -o page.html writes it after a run"),
-        ("out/x", "leave -o out; > out/x writes there what is printed"),
+        ("out/x", "omit -o and redirect: > out/x"),
         ("results.csv", "--format csv > results.csv writes it"),
-        ("results.xml", "leave -o out; > results.xml writes there what is printed"),
+        ("results.xml", "omit -o and redirect: > results.xml"),
         ("run.jsonl", "--output run.jsonl saves the run there"),
         ("old.json", "-J old.json writes nccl-tests' JSON"),
     ],

@@ -142,7 +142,7 @@ def test_a_rank_that_never_starts_mpi_is_not_waited_for_without_end() -> None:
         check=False,
     )
     assert done.returncode, done.stdout
-    assert "was not told within 1 s where rank 0 is" in done.stderr
+    assert "did not learn rank 0's address within 1 s" in done.stderr
 
 
 def test_every_collective_is_right_or_refused(measure) -> None:

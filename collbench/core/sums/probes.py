@@ -55,7 +55,7 @@ class Probe(NamedTuple):
 def refuse_order(op: str, dtype: DType) -> str:
     """Why a reduction of this type has no order that could show; "" where it has."""
     if op not in OPS:
-        return f"{op} adds nothing, so it has no order"
+        return f"{op!r} is not a reduction, so it has no order"
     if OPS[op].idempotent:
         return f"{op} has no order: it never rounds"
     if dtype.kind != "float":

@@ -319,7 +319,7 @@ def refuse_elsewhere(advised: Advised, files: Sequence[RunFile]) -> None:
     if why := explain_elsewhere(files):
         raise UsageError(
             f"--verify: {plain_line(why)}",
-            "verify where runs were measured, or measure anew here",
+            "verify where runs were measured, or start new runs here",
         )
 
 

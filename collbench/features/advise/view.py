@@ -283,8 +283,9 @@ def _make_rows(advised: Advised) -> Table:
     again = (
         ""
         if all(row.verified for row in advised.rows)
-        else " A row that is not verified is a proposal: the best of several seems faster than it"
-        " is, and so may one judged again with more runs. --verify measures it again."
+        else " A row that is not verified is a proposal: the best of several settings looks"
+        " faster than it is, and so may one judged again after runs were added. --verify"
+        " measures it again."
     )
     return Table(
         name="advice",

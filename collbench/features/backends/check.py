@@ -347,9 +347,8 @@ def _list_left() -> set[str]:
 
 
 def is_abandoned(name: str) -> bool:
-    """Whether what a run may leave is this user's, and nobody's now: other programs share memory
-    meanwhile, too. Of memory that is known only where the maps of all this user's processes can be
-    read."""
+    """Whether this is a process that this one has started, or a file of this user that no process
+    uses. Shared memory counts only if the maps of all of the user's processes can be read."""
     if not name.startswith("/"):
         return True  # a process that this one has started
     try:

@@ -594,7 +594,7 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     return (
         f"A/A check {state}: of identical sides every change is a false alarm;"
         f" {times['SMALL']} small, {times['SUSPECT']} suspected and {confirmed} confirmed in"
-        f" {format_count(len(rows), 'row')}; one suspicion in 50 rows and none confirmed are"
-        " allowed, and one small in 20 is expected at 95% for each row; "
+        f" {format_count(len(rows), 'row')}; allowed are 1 suspected in 50 rows and none"
+        " confirmed; 1 small in 20 is expected, at 95% for each row; "
         + (f"{able} of them could have failed" if able else "no row was precise enough to fail")
     )

@@ -100,7 +100,7 @@ class HealthOptions:
         Option(
             "--nagios",
             help="Print a monitoring plugin's line and exit as one: 0 OK, 1 warning, 2 critical, 3"
-            f" unknown, also where the last run is over {MAX_DAYS} days old.",
+            f" unknown, also if the last run is over {MAX_DAYS} days old.",
         ),
     ] = False
     on_unhealthy: Annotated[
@@ -156,8 +156,8 @@ class HealthOptions:
         bool,
         Option(
             "--locate",
-            help="Also search the night's hosts, this one or a launcher's, for who makes a group"
-            " slow, as collbench locate does.",
+            help="Also search for slow ranks and links, as collbench locate does: on this host or"
+            " the launcher's, if the night ran there.",
         ),
     ] = False
     tests: Annotated[
@@ -604,8 +604,8 @@ def _explain_elsewhere(files: Sequence[RunFile], hosts: Collection[str]) -> str:
     if not night_hosts or night_hosts == hosts:
         return ""
     return (
-        f"--locate searches {list_several(sorted(hosts))}, and the night's ranks were on"
-        f" {list_several(sorted(night_hosts))}: start collbench locate on these"
+        f"--locate searches {list_several(sorted(hosts))}, but the night ran on"
+        f" {list_several(sorted(night_hosts))}: run collbench locate there"
     )
 
 

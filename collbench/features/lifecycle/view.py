@@ -50,13 +50,13 @@ NAMES = {
 }
 NOTE = (
     "Time: from the last rank's start to the last rank's end; median over launches. memory: the"
-    " largest growth of any rank. ±∞: of one launch, no interval."
+    " largest growth of any rank. ±∞: one launch has no interval."
 )
 LOSS_NOTE = (
     "detected: from the kill until the last of the other ranks has seen an error or was notified;"
     " recovered: until the last of them has done a correct all_reduce of the smaller group; medians"
     " over kills. detected by: how ranks learned of it first; with the way notified a rank may see"
-    " an error before. ±∞: of one kill, no interval."
+    " an error before. ±∞: one kill has no interval."
 )
 HOW = {"error": "an error", TOLD: "notification", "never": "never"}
 MOST_FAILURES = 20  # named in a table's note

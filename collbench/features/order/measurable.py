@@ -40,7 +40,7 @@ def make_request(collective: str, sizes: Sequence[int], **values: Any) -> OrderR
     row = find_collective(collective)
     if not row.reduces:
         raise UsageError(
-            f"{row.name} adds nothing, so it has no order", f"one of {', '.join(REDUCING)}"
+            f"{row.name} does not reduce, so it has no order", f"one of {', '.join(REDUCING)}"
         )
     dtype = find_dtype(values.pop("dtype", "float"))
     op = find_reduction(values.pop("op", "sum"))

@@ -39,7 +39,7 @@ class _OrderRunner(Runner):
     def refuse(self, case: Case, subject: SumOrder, refuse_call: Callable[[Case], str]) -> str:
         """Why the order of this case cannot be found, or ""."""
         if backend_info(case.backend).predicts:
-            return f"{case.backend} predicts times and adds nothing"
+            return f"{case.backend} predicts times and reduces no data"
         return refuse_call(subject.make_case(case, subject.sizes[-1], in_place=False))
 
     def list_probes(self, job: Job) -> list[Case]:

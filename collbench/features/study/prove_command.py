@@ -106,7 +106,7 @@ def _show_orders(options: ProveOptions, numbers: Sequence[int]) -> None:
     reducing = [name for name, row in COLLECTIVES.items() if row.reduces]
     owner = find_collective(options.name).name if options.name else ""
     if owner and owner not in reducing:
-        raise UsageError(f"{owner} adds nothing", f"one of {', '.join(reducing)}")
+        raise UsageError(f"{owner} does not reduce", f"one of {', '.join(reducing)}")
     total = 0
     for name in [owner] if owner else reducing:
         variants = _list_variants(name, options.algorithm)

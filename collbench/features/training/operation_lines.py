@@ -227,7 +227,7 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
     )
     if reduces and row.reduce == "none":
         raise UsageError(
-            f"{where}, reduce: {kind} reduces, and 'none' names no reduction",
+            f"{where}, reduce: {kind} needs a reduction; 'none' is not one",
             f"leave reduce out for sum, or name one of {', '.join(OPS)}",
         )
     gap = round(row.gap_us * 1000)

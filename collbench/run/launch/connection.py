@@ -19,7 +19,7 @@ from collbench.core.errors import CannotRun, RunBroken
 from collbench.core.version import __version__
 from collbench.machine import environment
 from collbench.run.launch.board import Place
-from collbench.run.launch.environments import Membership
+from collbench.run.launch.environments import Membership, hint_limit
 from collbench.run.launch.meeting import (
     HELLO_SECONDS,
     LINE_LIMIT,
@@ -43,7 +43,7 @@ ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
 _PAUSE = 0.1
 
 
-_STARTED = "did all ranks start, with the same command line?"
+_STARTED = "check that all ranks were started with the same command line"
 
 
 class Connection:
@@ -76,7 +76,7 @@ class Connection:
             raise RunBroken(f"{self._who()} lost rank 0 before all had come: {e}") from e
         if verdict.refused:
             if verdict.late:
-                raise RunBroken(verdict.refused, _hint_absence(_STARTED, doors))
+                raise RunBroken(verdict.refused, _hint_absence(_STARTED, doors, seconds))
             raise CannotRun(
                 verdict.refused,
                 verdict.hint
@@ -116,7 +116,11 @@ class Connection:
         raise RunBroken(
             f"{self._who()} did not reach rank 0 at {describe_doors(doors)} within {seconds:g}"
             f" s: {trouble}",
-            _hint_absence("did rank 0 start, with the same command line? is that its host?", doors),
+            _hint_absence(
+                "check that rank 0 was started on that host, with the same command line",
+                doors,
+                seconds,
+            ),
         )
 
     def _introduce(self, at: socket.socket) -> None:
@@ -236,10 +240,10 @@ class Connection:
         self._socket.close()
 
 
-def _hint_absence(question: str, doors: Sequence[Door]) -> str:
+def _hint_absence(check: str, doors: Sequence[Door], seconds: float) -> str:
     """What to do where ranks do not meet at ``doors``."""
-    same = " give all ranks of a host one TMPDIR;" if isinstance(doors[0], Path) else ""
-    return f"{question}{same} a longer -T waits longer"
+    same = " and the same TMPDIR" if isinstance(doors[0], Path) else ""
+    return f"{check}{same}, or {hint_limit(seconds)}"
 
 
 def _connect_door(door: Door) -> socket.socket:

@@ -275,11 +275,17 @@ def describe_member(member: Membership) -> str:
     return f"{member.launcher} started {format_count(member.n, 'rank')}{by}"
 
 
-def describe_start(launcher: str) -> str:
-    """A clause behind a command that needs the ranks of a launcher, by its title: how to start it;
-    empty where the command starts ranks itself."""
+def name_launcher(launcher: str) -> str:
+    """The launcher, by its title, under which a command has to be started; empty where the command
+    starts ranks itself."""
     titles = {row.title for row in LAUNCHERS} - {*STARTING}
-    return f" (start it by {launcher}, as this run was)" if launcher in titles else ""
+    return launcher if launcher in titles else ""
+
+
+def hint_limit(seconds: float, factor: float = 2.5) -> str:
+    """What to do where a limit of so many seconds has passed that -T sets."""
+    longer = f"{round(factor * seconds, 1):g}"
+    return f"raise -T, as -T {longer} (in a suite: timeout = {longer} in [policy])"
 
 
 def refuse_other_ranks(member: Membership, name: str, n: int) -> None:

@@ -476,13 +476,13 @@ class Joined(World):
     def _gave_up(self, hung: Callable[[RunBroken], None], seconds: float) -> None:
         who = f"rank {self._member.rank} of {self._member.n} on {environment.host_name()}"
         where = f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}"
-        late = f"not all reached each other within {seconds:g} s more"
+        late = f"some could not connect to each other within another {seconds:g} s"
         try:
             hung(
                 RunBroken(
-                    f"{who}: ranks met, but {late}; {where}",
-                    "set GLOO_SOCKET_IFNAME to an interface by which all hosts reach each other; a"
-                    " longer -T waits longer",
+                    f"{who}: all ranks started, but {late}; {where}",
+                    "set GLOO_SOCKET_IFNAME to an interface by which all hosts reach each other, or"
+                    f" {environments.hint_limit(self._seconds)}",
                 )
             )
         finally:

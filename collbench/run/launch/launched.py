@@ -30,7 +30,7 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
 from collbench.run.launch.meeting import SILENT_SHARE, name_hello
-from collbench.run.launch.places import Node, Places, Seat, number_alike
+from collbench.run.launch.places import Node, Places, Seat, count_earlier
 from collbench.run.launch.world import Said
 from collbench.survive.crash import find_exit_code
 from collbench.survive.signals import STOPPING
@@ -129,7 +129,7 @@ class Launched(Places):
         keeper = Keeper(folder)
         self.seats = [
             Seat(self._far.get(rank, keeper), Node(host, address, host, ""), number)
-            for rank, (host, number) in enumerate(zip(hosts, number_alike(hosts), strict=True))
+            for rank, (host, number) in enumerate(zip(hosts, count_earlier(hosts), strict=True))
         ]
         self._host.on_value = self._handle_message
 

@@ -28,6 +28,7 @@ from collbench.run.jobs import Plan
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_state
 from collbench.run.launch.early import LoadingServer, make_environment
+from collbench.run.launch.environments import hint_limit
 from collbench.run.launch.forkserver import Adopt, Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.takeover import PRIVATE, read_request, refuse_unlike, select_shared
@@ -286,7 +287,7 @@ class LocalWatch(RankWatch):
         super().__init__(plan, listener, hosts, board, grace=2 * TICK)
         self.limit_hint = (
             f"-T sets the limit, now {round(plan.timeout, 1):g} s without any progress;"
-            f" -T {round(4 * plan.timeout, 1):g} waits longer (of a suite timeout, in [policy])"
+            f" {hint_limit(plan.timeout, 4)}"
         )
         self._parent, self._board, self._begun = parent, board, time.monotonic()
         self._by_mpirun = backend_info(plan.backend).launch == "mpirun"

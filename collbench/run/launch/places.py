@@ -277,7 +277,7 @@ def _make_side(home: Home, name: SideName) -> Side:
     )
 
 
-def number_alike(names: Iterable[str]) -> Iterator[int]:
+def count_earlier(names: Iterable[str]) -> Iterator[int]:
     """Of each name, how many before it are the same."""
     counts: Counter[str] = Counter()
     for name in names:
@@ -320,7 +320,7 @@ def make_instructions(
     instructions = []
     by_node = _group_by_node(seats)
     gpus = {node: _list_gpus(neighbours) for node, neighbours in by_node.items()}
-    local_ranks = number_alike(seat.node.id for seat in seats)
+    local_ranks = count_earlier(seat.node.id for seat in seats)
     for rank, (seat, local_rank) in enumerate(zip(seats, local_ranks, strict=True)):
         node = seat.node.id
         env = {**passed, **gpus[node], **dict(plan.env), **(side.env if side else {})}
@@ -425,8 +425,8 @@ class SeatWatch(RankWatch):
             names = ", ".join(hosts[:8]) + f" and {len(hosts) - 8} others" * (len(hosts) > 8)
             raise RunBroken(
                 f"no world opened within {opening_seconds(self.plan):g} s on {names}",
-                "does Python load torch there, or does a file server hang? a longer -T waits"
-                " longer",
+                "check that Python can import torch there and that file servers answer, or"
+                f" {environments.hint_limit(join.meeting_seconds(self.plan.timeout))}",
             )
         if self.stopped and not (self.waiting or self.done) and now > self._stopped_until:
             raise self.blame_trouble()

@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.run.launch import folders, join
 from collbench.run.launch.fresh import Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
-from collbench.run.launch.places import Node, Places, Seat, number_alike, select_settings
+from collbench.run.launch.places import Node, Places, Seat, count_earlier, select_settings
 from collbench.run.launch.world import Said
 from collbench.suite.sweep import Axes, Suite
 
@@ -229,7 +229,7 @@ class Cluster(Places):
         self._actors = [make.options(scheduling_strategy=strategy).remote() for strategy in at]
         answers = _collect_answers(self._ray, [actor.node.remote() for actor in self._actors])
         nodes = [msgspec.json.decode(answer, type=Node) for answer in answers]
-        numbers = number_alike(node.id for node in nodes)
+        numbers = count_earlier(node.id for node in nodes)
         self.seats = [
             Seat(Actor(self._ray, actor), node, number)
             for actor, node, number in zip(self._actors, nodes, numbers, strict=True)

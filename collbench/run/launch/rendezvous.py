@@ -71,9 +71,6 @@ DAEMONS = (
 )
 
 
-_MISSING = "did all ranks start, with the same command line? a longer -T waits longer"
-
-
 _NAME = "collbench-meeting"  # of what PMI keeps
 
 
@@ -341,10 +338,15 @@ def tell_address(member: Membership, address: str, seconds: float) -> tuple[str,
     return host, token
 
 
+def _hint_absence(seconds: float) -> str:
+    check = "check that all ranks were started with the same command line"
+    return f"{check}, or {environments.hint_limit(seconds)}"
+
+
 def _describe_absence(member: Membership, seconds: float) -> str:
     return (
-        f"rank {member.rank} of {member.n} on {environment.host_name()} ({member.launcher}) was not"
-        f" told within {seconds:g} s where rank 0 is, which all ranks have to come for"
+        f"rank {member.rank} of {member.n} on {environment.host_name()} ({member.launcher}) did"
+        f" not learn rank 0's address within {seconds:g} s: that takes all ranks"
     )
 
 
@@ -375,7 +377,7 @@ def _by_pmi(member: Membership, own_text: str, seconds: float) -> str:
             ask("barrier_in")
             return ask(f"get kvsname={space} key={_NAME}")["value"].replace("/", " ")
     except TimeoutError as e:
-        raise RunBroken(_describe_absence(member, seconds), _MISSING) from e
+        raise RunBroken(_describe_absence(member, seconds), _hint_absence(seconds)) from e
     except (OSError, ValueError, KeyError) as e:
         raise CannotRun(
             f"the launcher does not say where rank 0 is (PMI: {e})",
@@ -397,7 +399,7 @@ def _limit_waiting(channel: socket.socket, seconds: float) -> Iterator[None]:
 def _by_mpi(member: Membership, own_text: str, seconds: float) -> str | None:
     """None where MPI cannot be loaded. Raises CannotRun when MPI knows of other ranks than the
     launcher."""
-    why = f"collbench: {_describe_absence(member, seconds)}\n  hint: {_MISSING}\n"
+    why = f"collbench: {_describe_absence(member, seconds)}\n  hint: {_hint_absence(seconds)}\n"
     try:
         load_mpi()
         # the launcher ends a host's other ranks with its first, so that one tells

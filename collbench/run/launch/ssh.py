@@ -333,9 +333,8 @@ def note_unlike_libraries(links: Sequence[HostLink], given: Collection[str] = ()
             f" --launcher ssh does not pass {pronoun} on, and a library that is found by"
             f" {pronoun} here, such as a net plugin of NCCL, may not be loaded there",
             f"export {pronoun} there in a file that non-interactive shells read"
-            f" ({STARTUP_FILES}), or give {pronoun} to ranks: {settings} where a command has"
-            " --env, a suite by env in [axes], ab in --base and --head, where this note does not"
-            " look",
+            f" ({STARTUP_FILES}), or pass {pronoun} to the ranks: {settings}; in a suite, env in"
+            " [axes]; in ab, --base and --head (which this check does not read)",
         )
 
 

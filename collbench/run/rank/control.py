@@ -40,7 +40,7 @@ _BULK = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER":
 
 
 @contextmanager
-def ask_in_bulk() -> Iterator[None]:
+def batch_store_requests() -> Iterator[None]:
     """Have Gloo's groups that are made within ask their store for the addresses of 128 ranks at a
     time, each as short in a large world as in a small one. The user's settings stand, and those of
     processes that are started later are as they were."""
@@ -104,7 +104,7 @@ class Control:
         """A new process group of ``backend`` for each group; this rank's is returned. Names are
         counted alike on all ranks, and so never used twice, only if every rank takes part in making
         every group."""
-        with ask_in_bulk():
+        with batch_store_requests():
             if len(self.groups) == 1:
                 return dist.new_group(backend=backend, timeout=LONG)
             groups_made = [

@@ -51,7 +51,7 @@ class DeviceSampler(Sampler):
     """
 
     timed_by: Literal["host", "device"] = "device"
-    cause, remedy = "launch-limited", "--mode host (modes of a suite)"
+    cause, remedy = "launch-limited", '--mode host (in a suite: modes = "host" in [axes])'
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class DeviceSampler(Sampler):
 class GraphSampler(DeviceSampler):
     """Each sample replays ``replays`` times a graph of so many calls that it is ``inner`` calls in
     all, or more: every buffer has its turn in the graph equally often. The graph is replayed once
-    before samples are taken. Where calls feed on their own results, a check replays another, in
-    which each buffer has one turn.
+    before samples are taken. If a call's input is an earlier call's result, the check captures and
+    replays a second graph, with one call per buffer.
     """
 
     def __init__(
@@ -160,10 +160,10 @@ class GraphSampler(DeviceSampler):
         replay()
         self._finish()
         self._batches = [((replay,) * replays, slots)]
-        once = replay
+        checked_replay = replay
         if rounds > 1 and freshen:  # some of its inputs are results, which nothing can check
-            once = stream.capture(lambda: [call() for call, _ in calls])
-        self.again = [(once, slots)]
+            checked_replay = stream.capture(lambda: [call() for call, _ in calls])
+        self.again = [(checked_replay, slots)]
         self.dirty = slots
         self.inner *= replays
 

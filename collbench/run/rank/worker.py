@@ -43,7 +43,7 @@ from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate_slots, prepare_call
 from collbench.run.rank.check import why_blind
-from collbench.run.rank.control import LONG, Control, ask_in_bulk
+from collbench.run.rank.control import LONG, Control, batch_store_requests
 from collbench.run.rank.cores import Cores, settle_cores
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.measure import Steps, clock
@@ -87,7 +87,7 @@ def connect_control(setup: Place, store: Any) -> Control:
     np.seterr(over="ignore", invalid="ignore")
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    with ask_in_bulk():
+    with batch_store_requests():
         dist.init_process_group(
             "gloo", store=store, rank=setup.rank, world_size=setup.n, timeout=LONG
         )

@@ -26,8 +26,8 @@ NOON, DAY = 43_200.0, 86_400.0  # seconds
 
 CASE_GAUGES = {  # by what a case has
     "time_seconds": "Time of a call: the median over launches.",
-    "time_low_seconds": "Lower end of its 95 % interval (one launch: of its samples) if known.",
-    "time_high_seconds": "Upper end of its 95 % interval (one launch: of its samples) if known.",
+    "time_low_seconds": "Lower end of its 95 % interval (of one launch: of samples) if known.",
+    "time_high_seconds": "Upper end of its 95 % interval (of one launch: of samples) if known.",
     "bus_bandwidth_bytes_per_second": "busbw, as nccl-tests defines it; absent where it has none.",
     "launches": "Launches, each of fresh ranks, behind the time.",
     "doubts": "Flags for which the case decides no verdict.",

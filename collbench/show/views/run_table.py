@@ -26,7 +26,7 @@ from collbench.records.flags import (
 from collbench.records.origins import FAKE
 from collbench.records.run_file import is_unfinished
 from collbench.records.types import Run, World
-from collbench.run.launch.environments import describe_start
+from collbench.run.launch.environments import name_launcher
 from collbench.run.reporter import Gathered, Outcome
 from collbench.run.resumption import describe_remedy, format_command
 from collbench.show.busy import describe_run_load
@@ -298,8 +298,9 @@ def describe_saved(run: Gathered) -> list[Words]:
     command = format_command(run.run, name)
     if run.ended and run.ended.exit and is_partial and command:
         launchers = {world.launcher for world in run.worlds.values()}
-        by = "".join(map(describe_start, sorted(launchers)))
-        lines.append(f"continue with{by}: " + code_text(plain_line(command)))
+        starters = [starter for title in sorted(launchers) if (starter := name_launcher(title))]
+        how = f"under {' and '.join(starters)}" if starters else "with"
+        lines.append(f"continue {how}: " + code_text(plain_line(command)))
     return lines
 
 

@@ -79,7 +79,7 @@ def test_a_card_that_env_names_is_that_of_the_path(source: object) -> None:
     assert settings == (env[1], *expand_path("nic-only", backends, "eth7"))
 
 
-def test_a_card_that_is_not_known_is_to_be_named_as_is_then_taken() -> None:
+def test_the_interface_in_the_hint_is_accepted() -> None:
     axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=("gloo",))
     with pytest.raises(UsageError, match="cards of hosts that ssh reaches") as raised:
         add_paths(axes, ["nic-only"], Hosts())

@@ -103,7 +103,12 @@ def test_about_what_is_needed_is_silence(share: float) -> None:
 @pytest.mark.parametrize(
     ("protocol", "share", "carried", "moves"),
     [
-        ("LL", 2.0, 1.0, "sends 2.00x what reduce_scatter needs: NCCL's LL sends flags"),
+        (
+            "LL",
+            2.0,
+            1.0,
+            "sends 2.00x what reduce_scatter needs: the LL protocol of NCCL adds flags",
+        ),
         ("LL", 4.0, 2.0, "seems to run it as all_reduce"),
         ("LL", 1.5, 1.5, "messages sent again"),  # less than its flags take: other calls were LL
         ("LL128", 2 * 128 / 120, 2.0, "seems to run it as all_reduce"),

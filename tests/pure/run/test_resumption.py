@@ -40,7 +40,7 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
 def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: str) -> None:
     suite = factories.suite(envs=((("NCCL_ALGO", "Ring"),), ((name, "evil"),)))
     path = factories.saved(factories.make_file([], suite=suite), tmp_path)
-    with pytest.raises(UsageError, match=f"the run sets {name}, and a file alone must not"):
+    with pytest.raises(UsageError, match=f"the run sets {name}, which is never taken from a"):
         resumption.find_resumable(str(path))
 
 
@@ -65,8 +65,8 @@ def test_a_run_goes_on_once_its_variables_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([], "sets CUDA_DEVICE_MAX_CONNECTIONS, LD_PRELOAD, and a file alone must not"),
-        (NAMED[:1], "sets CUDA_DEVICE_MAX_CONNECTIONS, and a file alone must not"),
+        ([], "sets CUDA_DEVICE_MAX_CONNECTIONS, LD_PRELOAD, which are never taken"),
+        (NAMED[:1], "sets CUDA_DEVICE_MAX_CONNECTIONS, which is never taken from"),
         ([NAMED[0], "CUDA_DEVICE_MAX_CONNECTIONS=1"], "the run has another value"),
         (["LD_PRELOAD=./other.so", NAMED[1]], "--env LD_PRELOAD=./other.so: the run has another"),
         ([*NAMED, "NCCL_ALGO=Ring"], "--env NCCL_ALGO has no effect on this run"),
@@ -94,7 +94,7 @@ def test_a_run_does_not_go_on_with_other_variables_than_its_own(
         ("order all_reduce --like=@last", "order --like is not saved in the run file"),
     ],
 )
-def test_what_a_command_holds_in_no_file_does_not_go_on_without_it(
+def test_runs_of_tune_and_order_require_cannot_be_resumed(
     command: str, reason: str, tmp_path: Path
 ) -> None:
     file = factories.make_file([], command=["collbench", *command.split()])
@@ -102,7 +102,7 @@ def test_what_a_command_holds_in_no_file_does_not_go_on_without_it(
     with pytest.raises(UsageError, match=reason):
         resumption.find_resumable(str(path))
     assert resumption.format_command(file.run, str(path)) == ""
-    assert resumption.describe_remedy(file.run, str(path)) == "measure anew"
+    assert resumption.describe_remedy(file.run, str(path)) == "start a new run"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_run_goes_on_by_the_command_that_judges_it(command: str, way: str) -> 
     run = factories.run(command=["collbench", *command.split()])
     assert resumption.format_command(run, "r") == f"collbench {way}"
     assert resumption.describe_remedy(run, "r") == f"collbench {way} measures it again"
-    assert resumption.describe_remedy(run, "") == "measure anew"
+    assert resumption.describe_remedy(run, "") == "start a new run"
 
 
 @pytest.mark.parametrize("undone", [{"status": "failed"}, {"stop": "cut"}])

@@ -923,7 +923,7 @@ def test_many_notes_are_counted() -> None:
     cases = [a_case(nbytes=8 << number) for number in range(10)]
     text = written([measured(c, 10_000, note=f"note {c.nbytes}") for c in cases])
     assert len(comments(text, "# note:")) == 9
-    assert "# note: 2 notes more; once saved, collbench report RUN shows all" in text
+    assert "# note: 2 more notes; collbench report RUN shows them all if the run is saved" in text
 
 
 def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:

@@ -774,8 +774,8 @@ def test_a_bimodal_or_invalid_row_always_says_so(flag: str) -> None:
     ("path", "pairing", "remedy"),
     [
         (Path("r1.jsonl"), None, "collbench run --resume r1.jsonl measures it again"),
-        (None, None, "measure anew"),
-        (Path("r1.jsonl"), Pairing(experiment="e", side="base", variant="v"), "measure anew"),
+        (None, None, "start a new run"),
+        (Path("r1.jsonl"), Pairing(experiment="e", side="base", variant="v"), "start a new run"),
     ],
 )
 def test_what_was_cut_short_names_the_run_that_goes_on(
@@ -1008,14 +1008,14 @@ def test_how_to_go_on_names_the_hosts_the_modules_and_the_backend_of_a_file() ->
 
 
 @pytest.mark.parametrize(
-    ("launcher", "by"),
-    [("local", ""), ("ssh", ""), ("srun", " (start it by srun, as this run was)")],
+    ("launcher", "how"),
+    [("local", "with"), ("ssh", "with"), ("srun", "under srun")],
 )
-def test_how_to_go_on_names_the_launcher_that_has_to_start_it(launcher: str, by: str) -> None:
+def test_how_to_go_on_names_the_launcher_that_has_to_start_it(launcher: str, how: str) -> None:
     end = End(exit=4, ended="", note="rank 1 died")
     cases, world = [a_case(), a_case(nbytes=16)], a_world(launcher=launcher)
     found = lines_of([measured(cases[0])], cases=cases, world=world, end=end, path=Path("r.jsonl"))
-    assert f"continue with{by}: collbench run --resume r.jsonl" in found
+    assert f"continue {how}: collbench run --resume r.jsonl" in found
 
 
 def test_a_search_that_was_cut_short_is_not_gone_on_with() -> None:

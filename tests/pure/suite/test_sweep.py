@@ -161,7 +161,7 @@ def test_a_collective_that_reduces_is_not_measured_without_a_reduction() -> None
     cases, skips = expand_axes(axes)
     assert {case.collective for case in cases} == {"broadcast"}
     (reason,) = {skip.reason for skip in skips}
-    assert reason == "all_reduce reduces, and 'none' names no reduction"
+    assert reason == "all_reduce needs a reduction; 'none' is not one"
     assert "name one (-o): sum, prod" in plan.nothing_runs([reason]).hint
 
 

@@ -156,8 +156,8 @@ def _make_finding(
             f" {format_count(len(last), 'night')} had"
         ),
         advice=(
-            "look for what the machine has lost: a GPU, cores, a library (collbench doctor); where"
-            " it is meant to be, -g and --backend say so, or the suite"
+            "look for what the machine has lost: a GPU, cores, a library (collbench doctor); if"
+            " this is intended, say so by -g and --backend, or in the suite"
         ),
         evidence=[
             Evidence(what=f"{describe_case(case)}: nights", value=len(had), run=run, case=case.key)

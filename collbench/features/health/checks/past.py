@@ -291,8 +291,8 @@ def _advise(rows: Sequence[nights_.Series], since: str, selection: str) -> str:
     of all rows of the machine, unless these are selected."""
     selection += select_rows([row.case for row in rows])
     return (
-        f"collbench history trend{selection} shows what changed when; if it is meant to be:"
-        f" collbench history baseline accept{selection} --since {since} --reason '…'"
+        f"collbench history trend{selection} shows what changed when; if the change is intended,"
+        f" accept it: collbench history baseline accept{selection} --since {since} --reason '…'"
     )
 
 

@@ -28,7 +28,7 @@ CONGESTED = (
 PORT_ADVICE = "ibstat; look at cable, transceiver and switch port"
 
 
-MEANT = f"where it is meant to be, it is the port's usual rate after {RECENT - HAD + 1} nights"
+MEANT = f"if this is intended, it is the port's usual rate after {RECENT - HAD + 1} nights"
 
 
 def check_ports(night: Night) -> CheckResult:

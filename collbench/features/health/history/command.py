@@ -60,7 +60,8 @@ class PartOptions:
         Option(
             "--only",
             metavar="COLLECTIVE,…",
-            help="Only these collectives, or other rows by name. May be repeated.",
+            help="Only these collectives (or transfers, steps …, as `history list` names them). May"
+            " be repeated.",
         ),
     ] = None
     minbytes: Annotated[

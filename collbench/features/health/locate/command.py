@@ -114,7 +114,7 @@ def locate(options: LocateOptions) -> None:
 
 
 def _describe_next_step(options: LocateOptions) -> str:
-    """The command that tells in which direction it is slow, and what has to start it."""
+    """The command that finds the slow direction, and what has to start it."""
     from collbench.run.launch import environments, join
 
     where = options.where
@@ -127,9 +127,11 @@ def _describe_next_step(options: LocateOptions) -> str:
     }
     selections = [f" {flag} {shlex.quote(word)}" for flag, word in given.items() if word]
     member = join.detect_launcher(where.launcher)
-    by = environments.describe_start(member.launcher) if member else ""
+    starter = environments.name_launcher(member.launcher) if member else ""
+    under = f", under {starter}" if starter else ""
     return (
-        f"which direction is slow{by}: collbench pairs --one-way --large {options.size} --small 0"
+        f"to find the slow direction{under}: collbench pairs --one-way --large {options.size}"
+        f" --small 0"
         f"{''.join(selections)}"
     )
 

@@ -57,7 +57,7 @@ CLEARED = 2  # groups in which a host was fine
 PASSES = 6
 
 
-ITERATIONS, NEGLIGIBLE = 30, 1e-4  # until the scatter and the share of lost tests agree
+ITERATIONS, NEGLIGIBLE = 30, 1e-4  # at most so many; change of the lost share that ends them
 
 
 UNLIKELY = 0.01  # no test is taken to err more seldom
@@ -197,10 +197,10 @@ class _State:
 
 
 def estimate_scatter(logs: stats.Floats, cut: float) -> tuple[float, float]:
-    """The middle and the standard deviation of what well groups reach, by ``logs``, the logarithms
-    of those of them that are not below ``cut``. How many are below follows from the two, and the
-    middle from how many: they are made anew until they agree. The scatter is that of the upper
-    half, which no cut and no fault has touched, and larger the fewer tests say so."""
+    """The median and the standard deviation of the bandwidth of healthy groups, by ``logs``, the
+    logarithms of those that are not below ``cut``. Fits a normal distribution truncated at ``cut``,
+    by fixed-point iteration of its median and the share below the cut. The deviation is that of the
+    upper half, which no cut and no fault changes, and is larger with fewer tests."""
     lost = 0.0
     for _ in range(ITERATIONS):
         middle = float(np.quantile(logs, max(0.0, (0.5 - lost) / (1 - lost))))

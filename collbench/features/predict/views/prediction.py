@@ -151,7 +151,7 @@ def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
 
 
 LEGEND = (
-    "± bounds 95 %, by samples or cycles within their launch only; error: largest misfit of the"
+    "± bounds 95 % (from samples or cycles: within one launch only); error: largest misfit of the"
     " model; signs: its changes of sign along the sizes, observed/expected by chance; n½ = alpha /"
     " beta. A series' own beta holds what reducing costs"
 )

@@ -286,7 +286,7 @@ def test_no_order_exists_where_an_adder_loses_nothing(
         ("sum", "float", ""),
         ("avg", "half", ""),
         ("prod", "double", ""),
-        ("none", "float", "adds nothing"),
+        ("none", "float", "'none' is not a reduction"),
     ],
 )
 def test_reductions_without_an_order_are_refused(op: str, name: str, why: str) -> None:

@@ -83,8 +83,8 @@ def test_places(text: str, places: tuple[str, ...]) -> None:
     [
         ("all_reduce", {"op": "max"}, "max has no order: it never rounds"),
         ("all_reduce", {"dtype": "int32"}, "sum of int32 is exact in any order"),
-        ("barrier", {}, "barrier adds nothing"),
-        ("all_gather", {}, "all_gather adds nothing"),
+        ("barrier", {}, "barrier does not reduce"),
+        ("all_gather", {}, "all_gather does not reduce"),
         ("all_reduce", {"pairs": "packed"}, "--pairs"),
         ("all_reduce", {"place": "beside"}, "--place"),
         ("all_reduce", {"shift": "x"}, "--shift"),

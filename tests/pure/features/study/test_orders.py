@@ -64,7 +64,7 @@ def test_nothing_to_show_is_no_success() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("broadcast",), "broadcast adds nothing"),
+        (("broadcast",), "broadcast does not reduce"),
         (("reduce", "-n", "129"), "129 ranks are too many"),
         (("reduce", "--hazards"), "--hazards"),
         (("reduce", "-r", "all"), "--root all"),

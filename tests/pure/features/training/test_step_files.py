@@ -263,7 +263,7 @@ PHASE = 'world = 2\n[[phase]]\nname = "p"\nops = ['
         (PHASE + '{ kind = "barrier", grp = "" }]', "unknown field `grp`", ""),
         (PHASE + '{ kind = "barrier", dtype = "fp33" }]', "1, dtype: unknown 'fp33'", "fp32?"),
         (PHASE + '{ kind = "reduce", reduce = "sun" }]', "op 1, reduce: unknown 'sun'", "sum?"),
-        (PHASE + '{ kind = "reduce", reduce = "none" }]', "names no reduction", "name one of sum"),
+        (PHASE + '{ kind = "reduce", reduce = "none" }]', "needs a reduction", "name one of sum"),
         (PHASE + '{ kind = "all_reduce", count = "2**9" }]', "op 1, count: '2**9' is no", "8192*"),
         (PHASE + '{ kind = "all_reduce", count = 1, bytes = 2 }]', "op 1: count and bytes", ""),
         (PHASE + '{ kind = "all_reduce", bytes = 3 }]', "op 1: rank 0, op 0 (all_reduce): 3 B", ""),

@@ -33,7 +33,7 @@ def label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     algorithms.list_catalogue.cache_clear()
 
 
-def test_defaults_that_no_option_takes_are_compiled(label: str) -> None:
+def test_any_integer_default_compiles(label: str) -> None:
     compiled = Compiled(case(1024, algorithm=label, n=3), 64.0, waits=True)
     assert compiled.name == "own.py:shifted:start=0:chunk=65536:before=-1"
 

@@ -28,7 +28,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.launch import awake, connection, folders, host, meeting, rendezvous
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
-from collbench.run.rank.control import Store, ask_in_bulk
+from collbench.run.rank.control import Store, batch_store_requests
 
 KEY = b"one launch's"
 SECONDS = 20.0
@@ -175,7 +175,7 @@ def test_gloo_asks_once_for_the_addresses_of_all_ranks(
         group.allreduce([total]).wait()
         return group, int(total)
 
-    with ask_in_bulk(), ThreadPoolExecutor(n) as threads:
+    with batch_store_requests(), ThreadPoolExecutor(n) as threads:
         groups = list(threads.map(connect, range(n)))
     assert [total for _, total in groups] == [6] * n
     assert dict(os.environ) == before
@@ -636,7 +636,8 @@ def test_ranks_of_one_host_with_folders_of_their_own_are_told_of_tmpdir(
             Connection(member, doors, key, 0.3)
         if kept:
             kept.close()
-        assert "give all ranks of a host one TMPDIR" in caught.value.hint
+        longer = "raise -T, as -T 0.8 (in a suite: timeout = 0.8 in [policy])"
+        assert f"and the same TMPDIR, or {longer}" in caught.value.hint
         texts.append(caught.value.message)
     assert "rank 1 never came" in texts[0]
     assert f"did not reach rank 0 at {tmp_path}/1/collbench-tmp-" in texts[1]
@@ -1019,7 +1020,7 @@ def test_a_launcher_that_waits_for_ranks_is_not_waited_for_without_end(
     ours, theirs = socket.socketpair()
     monkeypatch.setenv("PMI_FD", str(theirs.fileno()))
     with ours, theirs:
-        with pytest.raises(RunBroken, match=r"not told within 0\.1 s where rank 0 is"):
+        with pytest.raises(RunBroken, match=r"did not learn rank 0's address within 0\.1 s"):
             rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "", 0.1)
         assert os.get_blocking(theirs.fileno())  # MPI's own reads wait
 

@@ -313,7 +313,7 @@ def test_hosts_are_asked_for_their_cores_where_these_decide_the_mode(
 
 
 @pytest.mark.parametrize("trouble", ["refused", None])
-def test_hosts_that_do_not_answer_are_told_by_what_holds_places(
+def test_an_unreachable_host_is_reported_when_ranks_start(
     trouble: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(self: SshHosts, hosts: tuple[ListedHost, ...], *_: float) -> list[Any]:

@@ -522,7 +522,8 @@ def test_a_case_that_cannot_be_launched_ahead_fails_with_advice(
     record = tried(slow, "all_reduce", "isolated")
     assert record.status == "failed"
     assert (
-        record.note == "no valid sample (12 x launch-limited); try --mode host (modes of a suite)"
+        record.note == "no valid sample (12 x launch-limited); try --mode host (in a suite:"
+        ' modes = "host" in [axes])'
     )
 
 

@@ -46,7 +46,7 @@ def printed(culprits: list[Culprit], capsys: pytest.CaptureFixture[str]) -> list
     told = list(make_findings(located, ["a", "b", "c", "d"]))
     file = factories.make_file([factories.record(CASE)])
     found = locate.Found(located, told, "words", Exit.OK, file)
-    locate._show_found(found, "table", "which direction is slow: collbench pairs")
+    locate._show_found(found, "table", "to find the slow direction: collbench pairs")
     return capsys.readouterr().out.splitlines()
 
 
@@ -54,14 +54,14 @@ def test_the_last_line_is_the_command_that_tells_the_direction(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     last = printed([Culprit((1, 2), 0.5, 3)], capsys)[-1]
-    assert last == "which direction is slow: collbench pairs"
+    assert last == "to find the slow direction: collbench pairs"
 
 
 @pytest.mark.parametrize(
-    ("variables", "launcher", "by", "more"),
+    ("variables", "launcher", "under", "more"),
     [
         ({}, "auto", "", ""),
-        (SRUN, "auto", " (start it by srun, as this run was)", ""),
+        (SRUN, "auto", ", under srun", ""),
         (SRUN, "local", "", " --launcher local"),
         (SRUN, "ssh", "", " --launcher ssh --hosts a:4,b:4"),
     ],
@@ -69,7 +69,7 @@ def test_the_last_line_is_the_command_that_tells_the_direction(
 def test_the_command_that_tells_the_direction_is_started_as_the_search_was(
     variables: dict[str, str],
     launcher: str,
-    by: str,
+    under: str,
     more: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,7 +79,7 @@ def test_the_command_that_tells_the_direction_is_started_as_the_search_was(
     saving = locate.SearchSaveOptions()
     next_step = locate._describe_next_step(locate.LocateOptions(where=where, saving=saving))
     command = "collbench pairs --one-way --large 4M --small 0"
-    assert next_step == f"which direction is slow{by}: {command}{more}"
+    assert next_step == f"to find the slow direction{under}: {command}{more}"
 
 
 def test_where_nothing_is_slow_no_direction_is_asked_for(

@@ -226,9 +226,7 @@ def test_healthy_hosts_are_named_no_oftener_than_is_said(n: int) -> None:
 @pytest.mark.parametrize("n", [6, 40])
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05, 0.07])
 @pytest.mark.parametrize("faulty", [None, 1])
-def test_tests_of_healthy_hosts_err_no_oftener_than_is_said(
-    n: int, noise: float, faulty: int | None
-) -> None:
+def test_false_alarm_rate_is_at_most_alpha(n: int, noise: float, faulty: int | None) -> None:
     """What a group reaches has a normal error. The chances that searches give, against what all
     their tests of healthy hosts came to, and whom they named."""
     searches, alphas, chances = 200, list[float](), list[float]()
