@@ -393,7 +393,9 @@ class SshHosts(msgspec.Struct, frozen=True):
         slots, cores = max(host.slots for host in self.hosts), 0
         if axes.depends_on_cores:
             slots, cores = self._find_fullest_host(max(ranks)) or (slots, cores)
-        return msgspec.structs.replace(axes, per_host=axes.per_host or slots, cores=cores)
+        return msgspec.structs.replace(
+            axes, per_host=axes.per_host or slots, uneven_hosts=not self.local_n, cores=cores
+        )
 
     def _find_fullest_host(self, n: int) -> tuple[int, int] | None:
         """The ranks and the cores of the host that has the fewest cores for each rank, of those
