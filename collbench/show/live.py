@@ -355,7 +355,9 @@ class LiveTable(Status):
         # in the thread of Live: lists, as records come while these are gone through
         parts: list[RenderableType] = [self._header, ""]
         called = [at for case, at in list(self._called.items()) if case not in self._recorded]
-        arrived = [outcome for outcome in list(self.arrived) if outcome[0].status != "skipped"] + called
+        arrived = [
+            outcome for outcome in list(self.arrived) if outcome[0].status != "skipped"
+        ] + called
         height = self._console.height
         room = height - 11 - SPARE * (height > TALL)
         if arrived and room > 0:

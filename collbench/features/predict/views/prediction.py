@@ -152,8 +152,8 @@ def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
 
 LEGEND = (
     "± bounds 95 %; intervals by samples or cycles hold within their launch; error: largest misfit"
-    " of the model; signs: its changes of sign along the sizes, observed/expected by chance; n½ = alpha /"
-    " beta. A series' own beta holds what reducing costs"
+    " of the model; signs: its changes of sign along the sizes, observed/expected by chance; n½ ="
+    " alpha / beta. A series' own beta holds what reducing costs"
 )
 
 

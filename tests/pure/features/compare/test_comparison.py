@@ -443,9 +443,7 @@ def test_a_measurement_of_no_use_is_invalid(change: SideChange) -> None:
 
 
 @pytest.mark.parametrize(("few", "verdict"), [(5, "SUSPECT"), (6, "INVALID")])
-def test_a_side_has_too_few_samples_where_most_of_its_launches_have(
-    few: int, verdict: str
-) -> None:
+def test_a_side_has_too_few_samples_where_most_of_its_launches_have(few: int, verdict: str) -> None:
     change = in_launches(range(few), times_ns=[2 * 10**6] * 5)
     row = judged(*experiment({ROW: spread(1.0, 10)}, change=change))
     assert (row.verdict, row.gates) == (verdict, False)
