@@ -266,7 +266,7 @@ def test_sizes_scatter_beyond_what_two_launches_leave_open() -> None:
     """Draws of two launches are Cauchy's, whose standard deviation is of the tails alone."""
     rng = np.random.default_rng(24)
     (series,) = fit.make_series(recorded(rng, [case(s) for s in SIZES.tolist()], 0.2))
-    logs = np.log(series.measured) + np.array([[0.001], [-0.001]])
+    logs = np.log(series.measured) + np.array([[0.01], [-0.01]])
     two = np.exp(logs.mean(axis=0) + fit._draw_offsets(logs, rng))
     launched = msgspec.structs.replace(series, draws=two, resampled="2 launches")
     _, word = fit._draw_medians(launched, np.array([true(case(s)) for s in SIZES.tolist()]), 2)
