@@ -97,7 +97,7 @@ class CaseRows(NamedTuple):
         for flag, reason in EXCLUDED.items():
             if 2 * sum(flag in row.unfit for row in self.timed) > len(self.timed):
                 return reason
-        few = sum(FEW in row.ungated for row in self.launches.values())
+        few = sum(FEW in row.own_flags for row in self.launches.values())
         imported = any(row.run.imported for row in self.rows)  # whose samples are means of many
         return TOO_BROKEN[FEW] if 2 * few > len(self.launches) and not imported else ""
 

@@ -142,6 +142,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * sum(flag in flags for flags in cycle_flags) >= max(1, len(cycle_flags))
 
     @property
+    def own_flags(self) -> tuple[str, ...]:
+        """The flags of this launch alone for which its time decides nothing."""
+        flags_by_cycle = [cycle.derived.flags for cycle in self.fit if cycle.derived]
+        return find_ungated(self.samples, flags_by_cycle)
+
+    @property
     def median(self) -> float:
         """The median in ns; NaN where nothing was measured."""
         return self.derived.times.median if self.derived else math.nan
@@ -203,12 +209,11 @@ def make_rows(files: Sequence[RunFile], kind: str | None = None) -> list[Row]:
             )
             cycle = Cycle(index, record, derived, unfit)
             together.setdefault(key, []).append(cycle)
-        rows += _share_between(
-            [
-                _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
-                for (case, launch, _), cycles in together.items()
-            ]
-        )
+        made = [
+            _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
+            for (case, launch, _), cycles in together.items()
+        ]
+        rows += share_between(made, lambda row: (row.case, row.launch.stage, row.predicted))
     return rows
 
 
@@ -250,20 +255,17 @@ def _make_row(
         derived=derived,
         flags=tuple(dict.fromkeys(flag for summary in timed for flag in summary.flags)),
         unfit=() if fit else tuple(dict.fromkeys(cycle.unfit for cycle in cycles)),
-        ungated=_find_own_flags(derived, fit),
+        ungated=(),
     )
 
 
-def _find_own_flags(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
-    samples = derived.times.samples if derived else 0
-    return find_ungated(samples, [cycle.derived.flags for cycle in fit if cycle.derived])
-
-
-def _share_between(rows: Sequence[Row]) -> list[Row]:
-    """A run's rows, of which the fit launches of a case share flags (share_flags)."""
+def share_between(
+    rows: Sequence[Row], key: Callable[[Row], Hashable] = lambda row: row.predicted
+) -> list[Row]:
+    """The rows, of which the fit launches of one ``key`` share flags (share_flags): those of a
+    case, be they of one run or of several."""
     fit = select_fit(rows)
-    keys = [(row.case, row.launch.stage, row.predicted) for row in fit]
-    shared = iter(share_flags(keys, [row.ungated for row in fit]))
+    shared = iter(share_flags([key(row) for row in fit], [row.own_flags for row in fit]))
     return [row if row.unfit else _replace_flags(row, next(shared)) for row in rows]
 
 
@@ -369,9 +371,7 @@ def select_deciding(rows: Iterable[Row], despite: Collection[str] = ()) -> list[
     """The rows that a case is judged by, of one run or several: the gateable ones where these are
     most of the fit; else all that are fit, and then the judgement is shown and nothing follows from
     it. ``despite`` are flags that do not forbid it."""
-    fit_rows = select_fit(rows)
-    flags = share_flags([0] * len(fit_rows), [_find_own_flags(r.derived, r.fit) for r in fit_rows])
-    fit_rows = list(map(_replace_flags, fit_rows, flags))
+    fit_rows = share_between(select_fit(rows))
     grounds = select_gateable(fit_rows, despite)
     return grounds if 2 * len(grounds) > len(fit_rows) else fit_rows
 
@@ -379,8 +379,8 @@ def select_deciding(rows: Iterable[Row], despite: Collection[str] = ()) -> list[
 def case_time(rows: Sequence[Row]) -> CaseTime:
     """The time of a case over these launches, of which the unfit do not count. Its interval is that
     of what launches take (paired.bound_launches), below FEWEST_LAUNCHES no narrower than what their
-    own cover together; that of a single launch is of its samples. Raises ValueError where no row is
-    fit."""
+    own cover together, of which those of too few samples do not count beside others; that of a
+    single launch is of its samples. Raises ValueError where no row is fit."""
     pooled = [row.derived.times for row in rows if row.derived]
     if not pooled:
         raise ValueError("no launch of the case is fit")
@@ -389,7 +389,8 @@ def case_time(rows: Sequence[Row]) -> CaseTime:
         return CaseTime(only.median, only.lo, only.hi, 1, only.samples, only.n_eff)
     median, lo, hi = paired.bound_launches([row.median for row in pooled])
     if len(pooled) < FEWEST_LAUNCHES:
-        lo, hi = min(lo, *(row.lo for row in pooled)), max(hi, *(row.hi for row in pooled))
+        bounded = [row for row in pooled if math.isfinite(row.hi)] or pooled
+        lo, hi = min(lo, *(row.lo for row in bounded)), max(hi, *(row.hi for row in bounded))
     samples, n_eff = sum(row.samples for row in pooled), sum(row.n_eff for row in pooled)
     return CaseTime(median, lo, hi, len(pooled), samples, n_eff)
 

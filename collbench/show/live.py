@@ -352,9 +352,12 @@ class LiveTable(Status):
             self._console.print(Group(*parts), crop=False)
 
     def _view(self) -> RenderableType:
+        # in the thread of Live: lists, as records come while these are gone through
         parts: list[RenderableType] = [self._header, ""]
-        called = [at for case, at in self._called.items() if case not in self._recorded]
-        arrived = [outcome for outcome in self.arrived if outcome[0].status != "skipped"] + called
+        called = [at for case, at in list(self._called.items()) if case not in self._recorded]
+        arrived = [
+            outcome for outcome in list(self.arrived) if outcome[0].status != "skipped"
+        ] + called
         height = self._console.height
         room = height - 11 - SPARE * (height > TALL)
         if arrived and room > 0:

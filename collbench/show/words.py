@@ -382,7 +382,9 @@ def format_interval(half: float) -> str:
 def warn_single_launch(launches: Iterable[int]) -> str:
     """A sentence that the interval of one launch, which is of its samples, may not hold another's
     time; "" where all times are of several launches."""
-    return "Some times come from 1 launch: another may differ by more than ±." * (1 in launches)
+    numbers = {*launches}
+    subject = "Times" if numbers == {1} else "Some times"
+    return f"{subject} come from 1 launch: another may differ by more than ±." * (1 in numbers)
 
 
 def format_tail(row: Derived) -> str:

@@ -237,6 +237,7 @@ FIELDS: tuple[Field, ...] = (
         "--align", "Round blocks of ranks down to a multiple of this (nccl-tests: 16).", text="1"
     ),
     Field("axes", "per_host", "whole", default=0, least=0),
+    Field("axes", "uneven_hosts", "flag", default=False),
     Field("axes", "cores", "whole", default=0, least=0),
     Field("policy", "iters", "whole", least=1, most=1 << 20).option(
         "-n --iters",

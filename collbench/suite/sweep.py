@@ -111,8 +111,8 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among
     roots every root; empty ``backends`` and ``ranks`` are what the machine has. ``groups`` divides
     the ranks, if it is not empty. ``arrivals`` stand for modes (arrivals.py). ``per_host`` are the
-    ranks that a launcher has put on a host, 0 where all are on one; ``cores`` are that host's, 0
-    where it is this one.
+    ranks that a launcher has put on a host, 0 where all are on one, and with ``uneven_hosts`` on
+    that which decides the mode; ``cores`` are that host's, 0 where it is this one.
     """
 
     collectives: tuple[str, ...]
@@ -133,6 +133,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     groups: str = ""
     arrivals: tuple[str, ...] = ()
     per_host: int = 0
+    uneven_hosts: bool = False
     cores: int = 0
 
     def resolve(self, launched: int = 0, per_host: int = 0) -> Axes:
@@ -499,10 +500,11 @@ def normalise_algorithms(axes: Axes, name: str) -> list[str]:
 
 def _fit_to_nodes(axes: Axes, name: str, among: Groups) -> list[str]:
     """The algorithms by their proper names; one that makes groups of ranks which are not those of
-    a host, where all ranks are one group on several hosts, with the hosts' as its parameter."""
+    a host, where all ranks are one group on several hosts of as many ranks each, with the hosts'
+    as its parameter."""
     names = normalise_algorithms(axes, name)
     n = len(among[0])
-    if len(among) > 1 or not 1 < axes.per_host < n:
+    if len(among) > 1 or axes.uneven_hosts or not 1 < axes.per_host < n:
         return names
     fitted = names.copy()
     for index, text in enumerate(names):

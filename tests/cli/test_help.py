@@ -250,7 +250,7 @@ def test_every_key_of_a_suite_is_explained() -> None:
 
 
 # in files `env`, or for the command line alone
-KEPT = ("envs", "per_host", "cores", "inject")
+KEPT = ("envs", "per_host", "uneven_hosts", "cores", "inject")
 
 
 def test_every_built_in_suite_is_named() -> None:

@@ -12,6 +12,7 @@ from collbench.core.algorithms import (
     around,
     list_cells,
     mirror_steps,
+    one_each,
     power_of_two,
 )
 from collbench.core.algorithms.rooted import CHAN, RABENSEIFNER, binomial, scatter_binomial
@@ -107,6 +108,12 @@ def gather_broadcast(n: int, cells: int) -> Iterator[Moves]:
 
 
 def reduce_scatter_gather(n: int, cells: int) -> Iterator[Moves]:
+    """A ring's reduce-scatter, then the root gathers the blocks up a binomial tree."""
+    yield from ring_reduce(n, cells)
+    yield from mirror_steps(scatter_binomial(n, 1), reduce=False)
+
+
+def rabenseifner(n: int, cells: int) -> Iterator[Moves]:
     """A reduce-scatter by halves between partners at distance n/2, n/4 … 1, then the root gathers
     the blocks up a binomial tree."""
     yield from lend_extra(n, cells)
@@ -132,9 +139,8 @@ ALGORITHMS = (
     Algorithm("bruck", "all_gather", bruck, BRUCK),
     Algorithm("neighbour_exchange", "all_gather", neighbour_exchange, CHEN, why_not=refuse_odd),
     Algorithm("gather_broadcast", "all_gather", gather_broadcast, CHAN),
-    Algorithm(
-        "reduce_scatter_gather", "reduce", reduce_scatter_gather, RABENSEIFNER, find_power_of_two
-    ),
+    Algorithm("reduce_scatter_gather", "reduce", reduce_scatter_gather, CHAN, one_each),
+    Algorithm("rabenseifner", "reduce", rabenseifner, RABENSEIFNER, find_power_of_two),
     Algorithm("ring", "reduce_scatter", ring_reduce, CHAN),
     Algorithm("recursive_halving", "reduce_scatter", halving, THAKUR, why_not=power_of_two),
     Algorithm("pairwise", "reduce_scatter", pairwise_reduce, THAKUR),

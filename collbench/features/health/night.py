@@ -93,9 +93,11 @@ class Night:
 
     @cached_property
     def _timed(self) -> dict[Case, list[Row]]:
-        """The rows that ran, by case; of a run given twice once."""
+        """The rows that ran, by case; of a run given twice once. Where a launcher starts ranks,
+        each launch is a run, so that launches share flags over runs."""
         ran = {(row.case, row.launch): row for row in self.rows if row.ran}
-        return rows.group_rows(ran.values(), lambda row: row.case)
+        together = rows.group_rows(ran.values(), lambda row: row.case)
+        return {case: rows.share_between(launches) for case, launches in together.items()}
 
     @cached_property
     def timings(self) -> dict[Case, Timing]:

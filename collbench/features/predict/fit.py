@@ -364,7 +364,7 @@ def _explain_vague(series: SizeSeries, constant: str) -> str:
         )
     return (
         f"{constant} is not identifiable: times scatter too much; measure longer, more sizes and"
-        " more launches (--launches 6)"
+        " more launches (--launches)"
     )
 
 
@@ -373,7 +373,9 @@ def _draw_medians(series: SizeSeries, predicted: Floats, used: int) -> tuple[Flo
     residuals, and times what launches or cycles differ by."""
     residuals = np.log(series.measured / predicted)
     scatter = 1.4826 * float(np.median(np.abs(residuals)))
-    if scatter <= 1.5 * float(np.median(np.std(np.log(series.draws), axis=0))):
+    # half of what two standard deviations span: draws of two launches have no deviation
+    low, high = np.quantile(np.log(series.draws), (0.16, 0.84), axis=0)
+    if scatter <= 1.5 * float(np.median((high - low) / 2)):
         return series.draws, series.resampled
     rng = np.random.default_rng(len(residuals))
     centred = residuals - residuals.mean()

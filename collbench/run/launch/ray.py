@@ -107,10 +107,12 @@ class Where(msgspec.Struct, frozen=True):
         ranks = axes.ranks or (gpus if gpus and "nccl" in backends else max(1, cpus),)
         axes = msgspec.structs.replace(axes, backends=backends, ranks=ranks)
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        per_host, cores = self._share_nodes(
-            max(ranks), [int(of_node.get("CPU", 0)) for of_node in resources]
+        sizes = [int(of_node.get("CPU", 0)) for of_node in resources]
+        per_host, cores = self._share_nodes(max(ranks), sizes)
+        is_uneven = self.placement != "spread" and len({*sizes} - {0}) > 1
+        return msgspec.structs.replace(
+            axes, per_host=axes.per_host or per_host, uneven_hosts=is_uneven, cores=cores
         )
-        return msgspec.structs.replace(axes, per_host=axes.per_host or per_host, cores=cores)
 
     def _share_nodes(self, n: int, cpus: Sequence[int]) -> tuple[int, int]:
         """The ranks that a node may get of n, and the CPUs of that node: the largest, where ranks

@@ -397,7 +397,12 @@ class SshHosts(msgspec.Struct, frozen=True):
         per_host, cores = max(counts), 0
         if axes.depends_on_cores:
             per_host, cores = self._find_fullest_host(counts) or (per_host, cores)
-        return msgspec.structs.replace(axes, per_host=axes.per_host or per_host, cores=cores)
+        return msgspec.structs.replace(
+            axes,
+            per_host=axes.per_host or per_host,
+            uneven_hosts=not self.local_n,
+            cores=cores,
+        )
 
     def _find_fullest_host(self, counts: Sequence[int]) -> tuple[int, int] | None:
         """The ranks and the cores of the host that has the fewest cores for each rank, of those

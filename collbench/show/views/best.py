@@ -13,7 +13,7 @@ from collbench.records.points import Best, Point
 from collbench.show.document import Cell, Line, Section, Table, make_columns, tone_text
 from collbench.show.views.measured import draw_best
 from collbench.show.views.series import MOST, View, filter_values, name_mode, plus_minus
-from collbench.show.words import AXES, axis_values, split_axes, warn_single_launch, word_axes
+from collbench.show.words import AXES, axis_values, split_axes, word_axes
 from collbench.suite.case import Case
 
 TITLE = "Best at each size: "
@@ -86,13 +86,12 @@ def _make_table(mode: str, best_list: list[Best], labels: Sequence[str]) -> Tabl
 
     heads = (*leading, "size", "best", "time", "±", *["next"] * others, *libraries)
     most = "Largest gains first." * crowded
-    alone = warn_single_launch(best.winner.launches for best in best_list if best.slower)
     return Table(
         name=f"best-{mode.replace(', ', '-')}",
         title=f"{TITLE}{plain_line(', '.join([*common, mode]))}",
         columns=make_columns(heads, "l" * len(leading) + "rwrr" + "w" * others),
         lines=[*map(line, best_list)],
-        note=" ".join(filter(None, [_explain_signs(best_list), alone, most])),
+        note=" ".join(filter(None, [_explain_signs(best_list), most])),
     )
 
 

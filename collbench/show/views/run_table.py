@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.core.version import __version__
 from collbench.records import store
@@ -67,6 +69,7 @@ from collbench.show.words import (
     split_axes,
     tell_story,
     two_modes,
+    warn_single_launch,
     word_axes,
 )
 from collbench.suite.case import Case
@@ -206,7 +209,7 @@ BAD = ("wrong", "failed")  # the status of a row that has no time to show
 
 def describe_common(run: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
     """A sentence on what most rows have, above their table."""
-    crowded = {world.cramped for world in run.worlds.values()}
+    crowded = {world.cramped for world in list(run.worlds.values())}
     return [
         tone_text(plain_line(text), "quiet")
         for text in common_lines(outcomes, run.run.policy, crowded)
@@ -308,7 +311,13 @@ def best_tables(run: Gathered) -> list[Table]:
     """The fastest at each size, where there is a choice; a table a mode."""
     if len({record.case.label for record, _ in run.arrived}) < 2:
         return []
-    return choice.make_tables(series.make_view([run.digest]))
+    view = series.make_view([run.digest])
+    tables = choice.make_tables(view)
+    alone = warn_single_launch(best.winner.launches for best in view.best if best.slower)
+    for table in tables[-1:] if alone else ():
+        note = " ".join(filter(None, [table.note, alone]))
+        tables[-1] = msgspec.structs.replace(table, note=note)
+    return tables
 
 
 def tone_notice(text: str) -> Words:

@@ -143,6 +143,12 @@ FORMS: dict[tuple[str, str], Callable[[int], tuple[object, ...]]] = {
         1,
     ),
     ("reduce", "reduce_scatter_gather"): lambda p: (
+        p - 1 + count_doublings(p),
+        2 * e(p),
+        e(p),
+        None,
+    ),
+    ("reduce", "rabenseifner"): lambda p: (
         2 * low(p) + folds(p),
         2 * e(find_power_of_two(p)) + folds(p),
         e(find_power_of_two(p)) + folds(p),

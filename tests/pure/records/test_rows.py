@@ -259,10 +259,20 @@ def test_a_case_is_judged_by_its_gateable_launches_where_they_are_most() -> None
     assert rows.select_deciding(launches(1e6, invalid=INVALID)) == []
 
 
+@pytest.mark.parametrize("few", [1, 2])
+def test_launches_of_few_samples_do_not_take_the_interval_of_the_others_away(few: int) -> None:
+    sizes, near = [5] * few + [7] * 3, (0, 1, -1, 2, -2, 3, -3)
+    made = [cycle(0, world=i, times_ns=[10**6 + k for k in near[:n]]) for i, n in enumerate(sizes)]
+    table = rows.make_rows([file(*made, worlds=[world(index=i) for i in range(len(made))])])
+    found = rows.case_time(rows.select_deciding(table))
+    assert found.launches == len(sizes) and math.isfinite(found.lo) and math.isfinite(found.hi)
+
+
 SHARES: dict[str, dict[str, Any]] = {
     "skewed!": {"skew_ns": [300_000] * 7},
     "overhead!": {"overhead_ns": 300_000},
     "arrival-sensitive": {"control_ns": [2_200_000] * 7},
+    "n<6": {},
 }
 
 
@@ -276,6 +286,8 @@ def test_no_launch_is_left_out_for_its_time(
 ) -> None:
     """The first two have the flag, as they are faster."""
     times = [[round(m * (1 + 0.004 * off)) for off in (0, 1, -1, 2, -2, 3, -3)] for m in medians]
+    if flag == "n<6":
+        times[:2] = [each[:5] for each in times[:2]]
     every = [file(cycle(0, times_ns=each, **SHARES[flag])) for each in times]
     worlds = [world(index=i) for i in range(len(medians))]
     made = [cycle(0, times_ns=t, world=i, **SHARES[flag]) for i, t in enumerate(times)]

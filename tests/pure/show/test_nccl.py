@@ -942,8 +942,8 @@ def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:
     ("command", "remedy"),
     [
         ("all_reduce", "collbench run --resume RUN measures it again"),
-        ("all_reduce --no-save", "measure anew"),
-        ("locate -g 4", "measure anew"),
+        ("all_reduce --no-save", "start a new run"),
+        ("locate -g 4", "start a new run"),
         ("pairs", "collbench pairs --resume RUN measures it again"),
     ],
 )

@@ -449,6 +449,33 @@ def test_a_line_or_a_redraw_does_not_look_through_the_plan(
     assert 0 < len(looked) < 50
 
 
+def test_records_may_come_while_the_table_is_drawn() -> None:
+    """As it is drawn in another thread, here whenever a status is looked at."""
+    table = LiveTable(Console(file=io.StringIO(), width=100, height=30, force_terminal=True))
+    late = [measured(a_case(nbytes=8 << i)) for i in range(6)]
+
+    class Looked:
+        """A record that another one follows when it is looked at."""
+
+        def __init__(self, record: Record) -> None:
+            self._record = record
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "status" and late:
+                table.show_coarse(*late[-1])
+                table.record(*late.pop())
+            return getattr(self._record, name)
+
+    table.begin(a_run(), [record.case for record, _ in late], [])
+    table.world(a_world())
+    for _ in range(2):
+        record, row = late.pop()
+        table.record(Looked(record), row)  # type: ignore[arg-type]
+    table._view()
+    table.close()
+    assert len(table.arrived) > 2
+
+
 def test_a_record_of_a_second_pass_takes_the_place_of_the_first_and_comes_last() -> None:
     cases = [a_case(nbytes=8 << i) for i in range(3)]
     gathered = reporter_.Gathered()

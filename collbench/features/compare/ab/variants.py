@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import msgspec
 
@@ -41,6 +42,9 @@ EXAMPLE = (
 
 
 FETCH = "fetch it first (in CI: fetch-depth: 0); git:REV takes what git rev-parse does"
+
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that has none
 
 
 NEAR = 2_000  # names of branches and tags that a misspelt revision is held against
@@ -165,6 +169,27 @@ class Build:
     def __init__(self, command: str, again: bool = False) -> None:
         self.command, self.again = command, again
         self.locks: dict[Path, TextIO] = {}  # by tree
+        self.unbuilt: set[Path] = set()  # trees that nobody else may use before they are built
+
+    def lock_trees(self, trees: Iterable[Path]) -> None:
+        """Lock the trees that are not locked yet, in the order that all experiments keep: crosswise
+        they would wait for each other for ever."""
+        for tree in sorted({*trees} - {*self.locks}):
+            self._lock_tree(tree)
+
+    def _lock_tree(self, tree: Path) -> None:
+        files.make_folder(tree.parent)
+        # a shared lock on NFS takes a file that is open for reading, an exclusive one for writing
+        lock = self.locks[tree] = (tree.parent / f"{tree.name}.lock").open("a+")
+        done = _mark_of(tree)
+        while not _take_lock(lock, fcntl.LOCK_EX, f"uses {tree}" if self.again else ""):
+            _take_lock(lock, fcntl.LOCK_SH, f"builds {tree}")
+            if done.is_file() and tree.is_dir():
+                return
+        if self.again or not (done.is_file() and tree.is_dir()):
+            self.unbuilt.add(tree)
+        else:
+            _take_lock(lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
         """Unlock the trees."""
@@ -177,6 +202,10 @@ def settle_homes(
 ) -> dict[SideName, Home]:
     """Both sides' homes. Raises UsageError where they come to the same, though not the same was
     asked for."""
+    for name, side in variants.items():
+        refuse_unfit(side, f"--{name}")
+    revisions = [(side.revision, f"--{name}") for name, side in variants.items() if side.revision]
+    build.lock_trees(_find_tree(revision, build, option).path for revision, option in revisions)
     homes = {name: settle_home(side, build, f"--{name}", folder) for name, side in variants.items()}
     base, head = variants["base"], variants["head"]
     compared = [
@@ -233,6 +262,25 @@ def _find_commit(revision: str, option: str) -> tuple[str, str]:
         raise UsageError(e.message, suggest_name(revision, refs.split()) or FETCH) from None
 
 
+class _Tree(NamedTuple):
+    """Where a commit of the repository ``top`` is built."""
+
+    path: Path
+    top: str
+    sha: str
+
+
+def _find_tree(revision: str, build: Build, option: str) -> _Tree:
+    top, sha = _find_commit(revision, option)
+    mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
+    return _Tree(builds_folder() / f"{Path(top).name}-{sha[:12]}-{mark}", top, sha)
+
+
+def _mark_of(tree: Path) -> Path:
+    """The file that says that a tree is built."""
+    return tree.parent / f"{tree.name}.built"
+
+
 def _build_tree(revision: str, build: Build, option: str) -> Path:
     """A checkout of ``revision`` in which ``build`` has succeeded, kept so that the next experiment
     need not build.
@@ -240,19 +288,10 @@ def _build_tree(revision: str, build: Build, option: str) -> Path:
     A clone rather than a work tree: it leaves no trace in the user's repository, and tools that ask
     git for a version still work.
     """
-    top, sha = _find_commit(revision, option)
-    mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
-    tree = builds_folder() / f"{Path(top).name}-{sha[:12]}-{mark}"
-    files.make_folder(tree.parent)
-    done = tree.parent / f"{tree.name}.built"
-    if tree in build.locks:  # of the other side, and just built
-        return tree
-    lock = build.locks[tree] = (tree.parent / f"{tree.name}.lock").open("w")
-    while not _take_lock(lock, fcntl.LOCK_EX, f"measures {tree}" if build.again else ""):
-        _take_lock(lock, fcntl.LOCK_SH, f"builds {tree}")
-        if done.is_file() and tree.is_dir():
-            return tree
-    if build.again or not (done.is_file() and tree.is_dir()):
+    tree, top, sha = _find_tree(revision, build, option)
+    build.lock_trees([tree])
+    if tree in build.unbuilt:
+        done = _mark_of(tree)
         done.unlink(missing_ok=True)
         shutil.rmtree(tree, ignore_errors=True)
         _clone_revision(top, revision, sha, tree)
@@ -260,14 +299,15 @@ def _build_tree(revision: str, build: Build, option: str) -> Path:
             print_message(f"building {revision} ({sha[:12]}) in {tree}: {build.command}")
             _run_build(build.command, tree, sha, f"{option}: building {revision}")
         done.touch()
-    _take_lock(lock, fcntl.LOCK_SH)
+        build.unbuilt.remove(tree)
+        _take_lock(build.locks[tree], fcntl.LOCK_SH)
     return tree
 
 
 def _take_lock(lock: TextIO, kind: int, activity: str = "") -> bool:
     """Whether the lock was had, if need be after waiting for another experiment, of which
     ``activity`` says what it does; without one, at once or not. True on a file system without
-    locks."""
+    locks. Raises CannotRun."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -275,8 +315,12 @@ def _take_lock(lock: TextIO, kind: int, activity: str = "") -> bool:
             return False
         print_message(f"waiting for another collbench ab, which {activity}")
         fcntl.flock(lock, kind)
-    except OSError:
-        pass  # a file system without locks
+    except OSError as e:
+        if e.errno not in NO_LOCKS:
+            raise CannotRun(
+                f"cannot lock {lock.name}: {e.strerror}",
+                "set COLLBENCH_HOME to a folder of a local disk",
+            ) from e
     return True
 
 

@@ -227,11 +227,12 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
     launches = _group_launches(again.files)
     findings = []
     for candidate in candidates:
-        values = [
-            math.log(launch.median)
+        alike = [
+            launch
             for launch in launches[candidate.timing.case.key]
-            if not launch.unfit and launch.manner == candidate.night.manner
+            if launch.manner == candidate.night.manner
         ]
+        values = [math.log(row.median) for row in nights_.share_flags(alike) if not row.unfit]
         if len(values) < RERUNS:
             findings.append(
                 _find_slower(

@@ -239,8 +239,9 @@ def _parse_time(text: str) -> datetime:
 
 
 def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
-    """Every row of a run, by its case (of cycle 0), launch by launch. Raises UsageError for what is
-    no night's run, and NoVerdict for a run on fake GPUs."""
+    """Every row of a run, by its case (of cycle 0), launch by launch, each with flags of its own:
+    the launches of a night share them (share_flags). Raises UsageError for what is no night's run,
+    and NoVerdict for a run on fake GPUs."""
     run = file.run
     if run.pairing:
         raise UsageError(
@@ -271,7 +272,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
                 row.median,
                 row.samples,
                 manner,
-                " ".join(row.ungated),
+                " ".join(row.own_flags),
                 run.started,
             )
             for row in sorted(rows.select_fit(side.rows), key=lambda row: row.launch.world)
@@ -316,13 +317,17 @@ def began_otherwise(before: Night, after: Night) -> bool:
     )
 
 
-def _make_night(launches: Sequence[NightLaunch]) -> Night:
+def share_flags(launches: Sequence[NightLaunch]) -> list[NightLaunch]:
+    """The launches of a row, measured alike, of which each has the flags that all share
+    (rows.share_flags)."""
     flags = rows.share_flags(
         [0] * len(launches), [tuple(launch.unfit.split()) for launch in launches]
     )
-    launches = [
-        launch._replace(unfit=" ".join(f)) for launch, f in zip(launches, flags, strict=True)
-    ]
+    return [launch._replace(unfit=" ".join(f)) for launch, f in zip(launches, flags, strict=True)]
+
+
+def _make_night(launches: Sequence[NightLaunch]) -> Night:
+    launches = share_flags(launches)
     fit = [launch for launch in launches if not launch.unfit]
     used, first = fit or launches, launches[0]
     return Night(

@@ -38,7 +38,7 @@ from collbench.show.views.series import (
     merge_groups,
     name_figure,
 )
-from collbench.show.words import PLACES, warn_single_launch
+from collbench.show.words import PLACES
 from collbench.suite.policy import Policy
 
 REMARKS = 8
@@ -197,9 +197,6 @@ def make_crossovers(view: View) -> Section | None:
         " larger. In between, times are read off straight lines between the medians, both axes"
         " logarithmic."
     ]
-    ends = [point for crossing in crossings for point in (crossing.before, crossing.after)]
-    alone = warn_single_launch(point.launches for point in ends)
-    sentences += [alone] * bool(alone)
     crossings.sort(
         key=lambda crossing: (crossing.before.run, crossing.before.case.collective, crossing.size)
     )

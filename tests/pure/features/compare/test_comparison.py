@@ -442,6 +442,13 @@ def test_a_measurement_of_no_use_is_invalid(change: SideChange) -> None:
     assert (only(found).verdict, found.exit) == ("INVALID", Exit.NO_VERDICT)
 
 
+@pytest.mark.parametrize(("few", "verdict"), [(5, "SUSPECT"), (6, "INVALID")])
+def test_a_side_has_too_few_samples_where_most_of_its_launches_have(few: int, verdict: str) -> None:
+    change = in_launches(range(few), times_ns=[2 * 10**6] * 5)
+    row = judged(*experiment({ROW: spread(1.0, 10)}, change=change))
+    assert (row.verdict, row.gates) == (verdict, False)
+
+
 @pytest.mark.parametrize("what", ["virtual", "interpreted", "shared_gpu"])
 def test_what_ran_on_no_machine_of_its_own_cannot_fail(what: str) -> None:
     base, head = experiment(*SLOWER)

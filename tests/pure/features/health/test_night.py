@@ -7,7 +7,7 @@ import pytest
 from factories import case, night
 
 from collbench.features.health.night import Night, Timing
-from collbench.records.types import Record
+from collbench.records.types import Record, RunFile
 
 CASE = case()
 
@@ -37,6 +37,28 @@ def test_launches_between_two_modes_are_counted() -> None:
 @pytest.mark.parametrize(("steady", "fit"), [(3, True), (2, False)])
 def test_a_row_needs_three_launches_of_one_mode(steady: int, fit: bool) -> None:
     assert timing(steady, 4).fit is fit
+
+
+@pytest.mark.parametrize(("skewed", "fit"), [(2, 6), (3, 0)])
+def test_runs_of_one_launch_each_are_not_left_out_for_their_time(skewed: int, fit: int) -> None:
+    """As a launcher's are; skew of 0.25 ms is too much for the faster ones."""
+
+    def measured(median: int) -> RunFile:
+        times = [median + 1_000 * i for i in range(-3, 4)]
+        return night(
+            rows=[CASE],
+            launches=1,
+            name=f"run{median}",
+            change=lambda made: msgspec.structs.replace(
+                made, times_ns=times, skew_ns=[250_000] * 7
+            ),
+        )
+
+    medians = [*range(1_000_000, 1_000_000 + skewed), *range(2_000_000, 2_000_006 - skewed)]
+    files = [measured(median) for median in medians]
+    found = Night(files)
+    assert len(found.timings[CASE].medians) == fit
+    assert [point.launches for point in found.points] == [fit] * bool(fit)
 
 
 def test_figures_over_launches_leave_out_the_same() -> None:

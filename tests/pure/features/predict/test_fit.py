@@ -262,6 +262,17 @@ def test_sizes_that_scatter_keep_what_launches_differ_by() -> None:
     assert np.corrcoef(together, np.log(by_launch[:, 0]))[0, 1] > 0.8
 
 
+def test_sizes_scatter_beyond_what_two_launches_leave_open() -> None:
+    """Draws of two launches are Cauchy's, whose standard deviation is of the tails alone."""
+    rng = np.random.default_rng(24)
+    (series,) = fit.make_series(recorded(rng, [case(s) for s in SIZES.tolist()], 0.2))
+    logs = np.log(series.measured) + np.array([[0.01], [-0.01]])
+    two = np.exp(logs.mean(axis=0) + fit._draw_offsets(logs, rng))
+    launched = msgspec.structs.replace(series, draws=two, resampled="2 launches")
+    _, word = fit._draw_medians(launched, np.array([true(case(s)) for s in SIZES.tolist()]), 2)
+    assert word == "2 launches, residuals"
+
+
 def test_one_rank_alone_is_refused() -> None:
     """A pairwise all_to_allv of one rank moves no share of its size."""
     cases = [

@@ -130,7 +130,7 @@ def test_after_the_reducing_half_each_cell_is_complete_on_exactly_one_rank() -> 
 
 def test_parts_may_be_complete_where_the_operation_promises_nothing() -> None:
     _, shown = film("reduce", "reduce_scatter_gather", 4)
-    assert [frame.note() for frame in shown].index("each cell is complete on exactly one rank") == 2
+    assert [frame.note() for frame in shown].index("each cell is complete on exactly one rank") == 3
     assert film("scatter", "linear", 4)[1][0].note() == ""
 
 

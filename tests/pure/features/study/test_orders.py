@@ -47,7 +47,7 @@ def prove(*args: str):
 
 def test_orders_of_four_ranks_are_shown_unless_others_are_asked_for() -> None:
     done = prove("reduce")
-    assert done.exit_code == 0 and "((0+3)+2)+1" in done.output
+    assert done.exit_code == 0 and "((0+1)+2)+3" in done.output
     assert "scan" not in done.output
 
 

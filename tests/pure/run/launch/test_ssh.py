@@ -25,7 +25,7 @@ from collbench.run.launch.places import select_settings
 from collbench.run.launch.ray import Where
 from collbench.run.launch.ssh import BOOT, MARK, HostFacts, SshHosts
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Suite
+from collbench.suite.sweep import Axes, Suite, expand_axes
 
 HERE = HostFacts(python="3.12.1", version=__version__, host="h1", boot="b1", address="10.0.0.1")
 AXES = Axes(
@@ -273,6 +273,20 @@ def test_ranks_are_all_slots_unless_fewer_are_asked_for() -> None:
         hosts.resolve(msgspec.structs.replace(AXES, ranks=(2, 8)))
     assert [hosts.count_hosts(n) for n in (1, 2, 3, 6)] == [1, 1, 2, 2]
     assert (hosts.local_n, SshHosts(parse_hosts("a:2,b:2")).local_n) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"),
+    [("a:4,b:4,c:4,d:4", "hierarchical:group=4"), ("a:2,b:8,c:6", "hierarchical")],
+)
+def test_a_cases_name_depends_on_no_mode_and_on_no_host_among_unlike_ones(
+    hosts: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "gather_cores", lambda _, listed: [1, *[64] * (len(listed) - 1)])
+    axes = msgspec.structs.replace(AXES, collectives=("all_reduce",), algorithms=("hierarchical",))
+    for modes in ((), ("host",)):
+        resolved = SshHosts(parse_hosts(hosts)).resolve(msgspec.structs.replace(axes, modes=modes))
+        assert {case.algorithm for case in expand_axes(resolved)[0]} == {name}
 
 
 @pytest.mark.parametrize(

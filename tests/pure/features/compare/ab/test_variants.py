@@ -11,11 +11,13 @@ import sysconfig
 import venv
 from contextlib import closing
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 import collbench
 from collbench.core.errors import CannotRun, UsageError
+from collbench.features.compare.ab import variants
 from collbench.features.compare.ab.variants import (
     Build,
     apply_variant,
@@ -330,7 +332,7 @@ def test_a_tree_that_is_measured_is_not_rebuilt(
             settle_home(side, again, "--base", tmp_path)
             settle_home(side, again, "--head", tmp_path)  # waits for no lock of its own
     assert began and not (tree / "mark").exists()
-    assert f"waiting for another collbench ab, which measures {tree}" in capfd.readouterr().err
+    assert f"waiting for another collbench ab, which uses {tree}" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("same_software")
@@ -344,6 +346,46 @@ def test_a_revision_is_built_on_a_file_system_without_locks(
     side = parse_variant("git:main X={tree}", "--base")
     with closing(Build("")) as build:
         assert Path(settle_home(side, build, "--base", tmp_path).settings["X"]).is_dir()
+
+
+@pytest.mark.usefixtures("same_software")
+def test_a_lock_that_fails_is_no_file_system_without_locks(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: TextIO, kind: int) -> None:
+        assert file.readable() and file.writable()  # NFS has no other locks
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    side = parse_variant("git:main X={tree}", "--base")
+    with closing(Build("")) as build, pytest.raises(CannotRun) as caught:
+        settle_home(side, build, "--base", tmp_path)
+    assert "cannot lock" in caught.value.message and "COLLBENCH_HOME" in caught.value.hint
+
+
+@pytest.mark.usefixtures("same_software")
+@pytest.mark.parametrize("again", [False, True])
+def test_crossed_experiments_lock_trees_in_one_order_before_they_build(
+    again: bool, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, orders = fcntl.flock, []
+
+    def flock(file: TextIO, kind: int) -> None:
+        if kind & fcntl.LOCK_EX:
+            orders[-1].append(file.name)
+        lock(file, kind)
+
+    def build_nothing(*_: object) -> None:
+        assert len(set(orders[-1])) == 2
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(variants, "_run_build", build_nothing)
+    first, second = (parse_variant(f"git:{rev} X={{tree}}", "") for rev in ("main", "main~1"))
+    for base, head in ((first, second), (second, first)):
+        orders.append([])
+        with closing(Build(f"true {again}", again)) as build:
+            settle_homes({"base": base, "head": head}, build, tmp_path)
+    assert orders[0] == orders[1] == sorted(orders[0])
 
 
 @pytest.mark.usefixtures("same_software")

@@ -105,6 +105,19 @@ def test_no_launch_of_a_night_is_left_out_for_its_time(runs: int, skewed: int, u
     assert night.value == pytest.approx(math.log(np.median(medians)))
 
 
+def test_flags_are_shared_over_the_launches_of_a_night_once() -> None:
+    """The fastest of four launches is half of its own run's."""
+    files = []
+    for number, medians in enumerate([(1e6, 2e6), (2e6, 2e6)]):
+        made = [
+            record(CASE, median, world=i, skew_ns=[250_000] * 7) for i, median in enumerate(medians)
+        ]
+        worlds = [world(index=i) for i in range(2)]
+        files.append(make_file(made, worlds, name=f"run{number}"))
+    (night,) = history.nights_of(files).values()
+    assert (night.launches, night.unfit) == (4, "")
+
+
 @pytest.mark.parametrize("least", [3, 4, 7])
 def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
     rng = np.random.default_rng(3)
