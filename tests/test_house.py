@@ -258,7 +258,6 @@ WORKS = (
     ("report", *RECORDED, "-o", "page.html"),
 )
 
-
 PACKAGES = ("torch", "pandas", "scipy.stats", "plotly", "jinja2", "rich", "typer")
 TOGETHER = """
 import io, json, os, sys

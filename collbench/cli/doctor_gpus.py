@@ -18,14 +18,11 @@ from collbench.show.views import machines
 
 NO_TRITON = "pip install triton: without it symm runs no reference algorithm in GPU memory"
 
-
 IN_CONTAINER = "or start the container with GPUs (docker run --gpus all)"
-
 
 NO_HIP = "not built for it: pytorch.org/get-started names the one for ROCm"
 NOT_FOR_AMD = "symm's kernel has NVIDIA's instructions: it runs on no GPU of AMD's"
 NO_KFD = "no GPU to use: check HIP_VISIBLE_DEVICES; docker run --device /dev/kfd --device /dev/dri"
-
 
 NO_NODES = f"check CUDA_VISIBLE_DEVICES, {IN_CONTAINER}"
 

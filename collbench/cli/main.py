@@ -63,7 +63,6 @@ those of the slowest rank, blocks are not rounded to 16 bytes, and -n is a numbe
 -p, -y 0, -D 0, -V, -M 0 and -x 0 are taken and mean nothing.
 """
 
-
 EXITS = (
     "Exit codes: 0 fine, 1 judged bad, 2 usage, 3 no verdict, 4 timeout or hang, 5 cannot run here,"
     " 7 wrong data, 70 a bug in collbench, 130 interrupted."

@@ -58,7 +58,6 @@ FOREIGN = (
     Foreign(("algorithm",), "--algo", "", "--algo ring"),
 )
 
-
 VERSION = ("-v", "-V", "--version", "-version")
 
 

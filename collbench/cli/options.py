@@ -41,9 +41,7 @@ from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
-
 LEAST, ENOUGH = "NCCL_TESTS_MIN_BW", 0.9  # of which nccl-tests takes so much for enough
-
 
 PLACES = {"out": (False,), "in": (True,), "both": (False, True)}
 
@@ -181,7 +179,6 @@ def _read_word(row: Field, option: str, word: str) -> Any:
 
 
 UNDERSCORED = ("name", "dtype", "op")  # kinds of names in which '-' may stand for '_'
-
 
 READ: dict[str, Callable[[str, str], Any]] = {
     "size": grammar.parse_size,

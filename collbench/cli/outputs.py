@@ -26,7 +26,6 @@ MARKS = {
     "parquet": "collbench.schema",
 }
 
-
 SUFFIXES = {
     ".md": "md",
     ".json": "json",
@@ -37,12 +36,9 @@ SUFFIXES = {
     ".parquet": "parquet",
 }
 
-
 RUN_FORMATS = ("prometheus", "otlp", "parquet")  # that a run has, besides pages
 
-
 RUN_ENDINGS = tuple(suffix for suffix, name in SUFFIXES.items() if name in RUN_FORMATS)
-
 
 REPORTS = {  # formats of `report` by endings of files
     ".html": "html",
@@ -53,7 +49,6 @@ REPORTS = {  # formats of `report` by endings of files
     ".otlp": "otlp",
     ".parquet": "parquet",
 }
-
 
 PLOTLYJS = ("inline", "cdn", "directory")  # how a page comes by plotly.js
 

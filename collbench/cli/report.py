@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 DEFAULT = Path("collbench-report.html")
 
-
 PAGES = ("html", "md")
 
 

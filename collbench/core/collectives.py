@@ -24,9 +24,7 @@ from collbench.core.feature import load_entries
 
 Values = Any  # a numpy array (of numbers or of any objects), or a list of blocks for all_to_allv
 
-
 Combine = Callable[[Any, Any], Any]
-
 
 Result = Callable[[Sequence[Values], Combine, int], Sequence[Any]]
 
@@ -263,7 +261,6 @@ TERMS: dict[str, Callable[[Any], float]] = {
     "-": lambda n: 0,
     "log2(n)": lambda n: (n - 1).bit_length(),
 }
-
 
 COLLECTIVES: dict[str, Collective] = {
     row.name: row

@@ -33,11 +33,9 @@ COLLS = {
     "reduce": "reduce",
 }
 
-
 # of MSCCL's runtime: cells in an operation, operations in a thread block, blocks on a GPU, peers on
 # a channel
 MOST_CELLS, MOST_STEPS, MOST_BLOCKS, MOST_PEERS = 71, 256, 216, 32
-
 
 NAME, VERSION = "collbench schedule", 1  # of the JSON form
 

@@ -33,38 +33,27 @@ COLOURS: dict[str, Callable[[Any, int], Any]] = {
     "rail": operator.mod,
 }
 
-
 SYMBOLS = {"%": "mod", "/": "div", "&": "and", "|": "or"}
-
 
 BY_HOST = ("node", "rail")
 
-
 HINT = "mod:8, div:8, and:0x7, or:0x1, node, rail or pairs"
 
-
 NUMBER = r"0x[0-9a-f]{1,15}|0b[01]{1,60}|\d{1,18}"
-
 
 MEETING = re.compile(
     r"(pairs|alone)(?::(node|inter|rail):([1-9]\d{0,8}))?(?: (\d{1,9})/(\d{1,9}))?"
 )
 
-
 MOST_MEETING = 4096  # ranks, of which all pairs are too many cases already
-
 
 MOST_DIVIDED = 1 << 14  # ranks in groups of whatever kind
 
-
 NAMED = re.compile(r"ranks (\d{1,9}(?:[,;]\d{1,9})*)/(\d{1,9})")
-
 
 VARIABLES = ("NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_SPLIT")  # the first wins
 
-
 Groups = tuple[Sequence[int], ...]
-
 
 Pair = tuple[int, int]
 

@@ -27,7 +27,6 @@ from collbench.core.text import format_duration
 
 Ints = NDArray[np.int64]
 
-
 Floats = NDArray[np.float64]
 
 
@@ -49,7 +48,6 @@ LINKS: dict[str, Link] = {
     "ib200": Link(2e-6, 8 / 200e9, 1 / 1e12),
     "nvlink": Link(1e-6, 1 / 400e9, 1 / 1e12),
 }
-
 
 HOP = (
     0.2e-6  # seconds a message is held up by each switch or router beyond the first; an assumption
@@ -263,7 +261,6 @@ GRAMMAR = (
     " node or leaf; OVERSUBSCRIPTION 1 or more)"
 )
 
-
 # how settings are written, and what is made of n, the link, the link inside nodes, and the settings
 KINDS: dict[str, tuple[str, Callable[..., Network]]] = {
     "flat": ("", lambda n, link, inside: Network(link)),
@@ -282,16 +279,13 @@ KINDS: dict[str, tuple[str, Callable[..., Network]]] = {
     ),
 }
 
-
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "ps": 1e-12, "": 1.0}
-
 
 BYTES = {
     f"{k}{unit}": scale * (1 if unit == "B" else 1 / 8)
     for k, scale in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
     for unit in ("B", "b")
 }
-
 
 # a setting's field of Link, its units, and whether it is given as a rate instead of a time
 SETTINGS: dict[str, tuple[str, dict[str, float], bool]] = {
@@ -301,7 +295,6 @@ SETTINGS: dict[str, tuple[str, dict[str, float], bool]] = {
     "bandwidth": ("beta", BYTES, True),
     "adding": ("gamma", BYTES, True),
 }
-
 
 LINK_GRAMMAR = (
     f"one of {', '.join(LINKS)}, with changes as in ib200,alpha=3us; or alpha=2us,bandwidth=25GB (a"

@@ -21,7 +21,6 @@ from collbench.core.collectives import COLLECTIVES, Collective, Combine
 
 Ints = NDArray[np.int64]
 
-
 Index = Any  # an integer, or an array of them
 
 

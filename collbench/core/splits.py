@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 GRAMMAR = "uniform, spread:S with 0 <= S <= 1, zipf:S with S >= 0, matrix:FILE or table:0 64/64 0"
 
-
 MOST_RANKS = 4096  # of which a table still fits memory
-
 
 MOST_BYTES = 64 << 20  # of a file
 

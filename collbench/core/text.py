@@ -12,7 +12,6 @@ from collbench.core.paths import strip_preset
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-
 SPELLED = {  # of as many characters where they are drawn with
     **dict.fromkeys("─━═╌┄", "-"),
     **dict.fromkeys("│┃║╎┆", "|"),

@@ -18,9 +18,7 @@ HINT = (
     " which takes the libamd_smi.so of a ROCm that is there"
 )
 
-
 XGMI = 2  # AMDSMI_LINK_TYPE_XGMI, and AMDSMI_IOLINK_TYPE_XGMI of older versions
-
 
 # Counters of time for which a limit held the clocks back (MI300 and later), and the limit's name.
 HELD = {
@@ -30,7 +28,6 @@ HELD = {
     "vr_thm_residency_acc": "regulator_thermal_limit",
     "hbm_thm_residency_acc": "hbm_thermal_limit",
 }
-
 
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 

@@ -39,15 +39,11 @@ from collbench.machine.variables import ALLOWED, select_variables
 # key path, value in one environment, value in another; None where absent
 Difference = tuple[str, Any, Any]
 
-
 LIBRARIES = ("torch", "numpy")  # packages that every backend uses
-
 
 NAMED = 3  # facts that one line names
 
-
 SOFTWARE = re.compile(r"libraries\..+|python|kernel|gpus\.(driver|cuda)")
-
 
 CONTAINER_MARKS = (
     ".dockerenv",
@@ -56,10 +52,8 @@ CONTAINER_MARKS = (
     "var/run/secrets/kubernetes.io",
 )
 
-
 # parts of names of settings that change what is told, or are new at each launch, not how fast it is
 QUIET = "DEBUG|_LOG|DUMP|COMM_ID|HOSTID|HYDRA_|_UUID"
-
 
 # key paths of what decides performance and stays the same on an unchanged machine
 RELEVANT = re.compile(

@@ -21,9 +21,7 @@ VALUE_KINDS = (
     "usVal",
 )  # nvmlValue_t, by nvmlValueType_t
 
-
 GRAPHICS, SM, MEMORY = range(3)  # nvmlClockType_t
-
 
 FAKE = "Fake"  # the first word of the names of fake GPUs, and of no others
 FAKE_MEANING = "a fake GPU: what it measures means nothing"

@@ -30,17 +30,13 @@ from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask_nvml, load_nvml
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 
-
 LEVELS = dict(
     zip((0, 10, 20, 30, 40, 50), ("PIX", *PATHS), strict=True)
 )  # nvmlGpuTopologyLevel_t; 0 is one board
 
-
 SWITCH = 2  # nvmlIntNvLinkDeviceType_t
 
-
 MAX_LINKS = 18  # where the binding does not say NVML_NVLINK_MAX_LINKS
-
 
 GPU_FACTS: dict[str, tuple[Any, ...]] = {  # NVML's questions
     "name": ("Name",),
@@ -60,7 +56,6 @@ GPU_FACTS: dict[str, tuple[Any, ...]] = {  # NVML's questions
     "max_pcie_lanes": ("MaxPcieLinkWidth",),
 }
 
-
 # Counters that should not rise: of sysfs-class-net-statistics, and of InfiniBand and RoCE ports.
 # What is merely dropped for want of a listener is not among them.
 NIC_ERRORS = (
@@ -69,7 +64,6 @@ NIC_ERRORS = (
     "statistics/rx_missed_errors",
     "carrier_down_count",
 )
-
 
 RDMA_ERRORS = {  # with where they stick; the InfiniBand Architecture Specification's PortCounters
     "symbol_error": 0xFFFF,
@@ -81,7 +75,6 @@ RDMA_ERRORS = {  # with where they stick; the InfiniBand Architecture Specificat
     "excessive_buffer_overrun_errors": 0xF,
 }
 
-
 RETRIES = (
     "out_of_sequence",
     "packet_seq_err",
@@ -89,9 +82,7 @@ RETRIES = (
     "rnr_nak_retry_err",
 )  # hw_counters
 
-
 PORT_FACTS = {"rate": "rate", "state": "state", "link": "link_layer", "firmware": "../../fw_ver"}
-
 
 AMD, AMD_DRIVER = "AMD", "sys/class/kfd"
 
@@ -325,7 +316,6 @@ def _list_bridges(folder: Path) -> tuple[str, ...]:
 
 
 MOST_BYTES = 4 << 20
-
 
 HINT = 'write a table [hosts] with lines such as node01 = "rack1", or the same as JSON'
 

@@ -13,17 +13,14 @@ from collbench.machine.sysfs import hash_identity
 # Open MPI's own word of where mpirun was called: it decides nothing, and names people
 NAMES_PEOPLE = re.compile("OMPI_MCA_initial_wdir")
 
-
 # in a value of a setting that a backend names, as which none of this package's is known to need
 PATH = re.compile(r"(^|[=:,\s])[/~]")
-
 
 ALLOWED = re.compile(
     r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|MPIR_CVAR|I_MPI|OMPI_MCA|HIP|HSA|ROCR)_\w+"
     r"|COLLBENCH_PATH|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
 )
-
 
 # what a scheduler's and a launcher's values look like: anybody may set them to anything
 VALUES = {
@@ -33,7 +30,6 @@ VALUES = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID"), r"\d+"),
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"), r"\d+"),
 }
-
 
 DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 

@@ -37,7 +37,6 @@ MANNER = (
     "register",
 )  # fields of a policy that change what a call is timed with
 
-
 TORCH = re.compile(r"\(torch (\d+)\.(\d+)")  # in what a world of NCCL or RCCL calls its library
 
 # Since 2.8 torch runs a collective on the current stream; before, on a stream of its own, which had
@@ -47,7 +46,6 @@ CURRENT_STREAM = 2, 8
 Place = tuple[
     int, int
 ]  # (stage, round) in an interleaved experiment, elsewhere (number of the run, world)
-
 
 MOST_LOST = 0.25  # of launches, that may have no valid sample
 

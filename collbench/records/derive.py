@@ -59,7 +59,6 @@ __all__ = [
     "derive_row",
 ]
 
-
 NO_SAMPLE = (  # how the note of a case begins that ran, but was disturbed all the time
     "no valid sample"
 )

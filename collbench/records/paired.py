@@ -23,25 +23,18 @@ from collbench.records.stats import TINY
 
 Floats = npt.NDArray[np.float64]
 
-
 Values = Sequence[float] | Floats
-
 
 EXACT_PAIRS = 40_000
 
-
 EXACT_SIGNS = 100
-
 
 WIDE = 0.55  # of what matters may be half of an interval that a verdict comes from
 
-
 FEWEST = 6  # rounds that bound a median at 95 %
-
 
 # Student's quantile at 97.5 % by launches; scipy's takes longer to load than a table of rows
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-
 
 MAX_LOG = 700.0  # of which exp is finite
 

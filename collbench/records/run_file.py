@@ -33,7 +33,6 @@ from collbench.survive.encoding import encode_json
 
 Line = Run | World | Record | End
 
-
 Digest = Run | World | Digested | End
 
 
@@ -95,33 +94,25 @@ class _Standing(Protocol):
 
 R = TypeVar("R", bound=_Standing)
 
-
 WHOLE = _Part(0, 1, sys.maxsize)
 
-
 PART_BYTES = 1 << 22  # a process reads so much at a time
-
 
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
 WORLD = b'{"line":"world"'
 
-
 MOST_LINE = 256 << 20  # bytes, as ranks may send: a million samples of a case take 20 MB
-
 
 MOST_LINES = 300_000  # nearly six attempts at each case of the largest suite
 
-
 SYNC_S = 1.0  # between two syncs, which take milliseconds each
 SYNC_UNSUPPORTED = (errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.ENOTSUP)  # of what is on no disk
-
 
 NOTHING: dict[str, object] = {  # one of each for all records: millions take their room else
     field.name: field.default_factory()
     for field in msgspec.structs.fields(Record)
     if field.default_factory in (list, dict)
 }
-
 
 EDITED = "the file was written by another version, or edited"
 

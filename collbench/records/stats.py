@@ -18,18 +18,13 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-
 Samples = Sequence[float] | npt.NDArray[np.floating | np.integer]
-
 
 PerRank = Sequence[Sequence[int]] | npt.NDArray[np.floating | np.integer]
 
-
 BLOCK = 10  # samples: the least measured between two looks at the data, and a block of warm-up
 
-
 NAMING = 20  # samples from which on a rank is named that comes late
-
 
 TINY = float(np.finfo(float).tiny)
 

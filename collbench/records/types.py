@@ -22,31 +22,22 @@ from collbench.survive.encoding import encode_json
 
 SCHEMA = 1
 
-
 PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
 BACKGROUND_SAMPLES = 1000  # times of a background that are kept
 
-
 MOST_ENVIRONMENT = 1 << 18  # bytes, of which a machine's description takes some thousand
-
 
 Cache = Literal["", "cold", "hot", "small", "shrunk"]
 
-
 Together = Literal["", "turns", "world"]
-
 
 Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
 
-
 Stop = Literal["", "converged", "max_n", "budget", "fixed", "cut"]  # why sampling ended
-
 
 Scheme = Literal["", "window", "barrier", "device", "none"]  # how ranks were aligned
 
-
 Samples = Annotated[list[Whole], msgspec.Meta(max_length=MOST_SAMPLES)]
-
 
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]  # nanoseconds of a call, up to eleven days
 

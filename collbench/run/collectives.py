@@ -29,25 +29,19 @@ if TYPE_CHECKING:
 
 MAX_ROTATION = 64
 
-
 STAYS = 1 << 20  # bytes that a core's own cache holds, whatever else passes through it
-
 
 # for estimates shown before anything is measured: seconds a message, and bytes a second and rank;
 # GPUs, by PCIe, move and fill so many times as many
 GUESS_ALPHA = 60e-6
 
-
 GUESS_RATE = 0.7e9
 
-
 GPU_SPEED = 30.0
-
 
 # and seconds that are spent on each case beside warming up and samples (buffers, checks, counted
 # bytes, the other cadence), as seen on two cores of a server's CPU with torch 2.13 and Gloo
 GUESS_CASE = 0.1
-
 
 GUESS_ALONE = 0.25  # that a case's background is timed by itself
 

@@ -26,14 +26,11 @@ RANK_BYTES = (
     256 << 20
 )  # a forked rank's own pages beyond its buffers: 70 MiB idle, up to 220 MiB seen at 1 GiB
 
-
 GPU_RANK_BYTES = (
     3 << 30
 )  # a CUDA context and NCCL's own buffers, with all-to-all connections; a guess on the safe side
 
-
 PAGE = 4096
-
 
 L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 
@@ -50,10 +47,8 @@ class Computing(NamedTuple):
 
 HOST_COMPUTING = Computing(256, 4, 4 << 20, 64 << 20)
 
-
 # copies are to take much longer than their launch, and to outgrow caches of 256 MiB
 GPU_COMPUTING = Computing(4096, 2, 64 << 20, 1 << 30)
-
 
 WORKSPACE = 32 << 20  # of a library that multiplies matrices: cuBLAS's for a stream
 

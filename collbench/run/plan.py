@@ -32,9 +32,7 @@ from collbench.suite.suite_keys import replace_options
 # ranks have met, for each world; and until ranks start a call together
 GUESS_LOAD = 2.0
 
-
 GUESS_WORLD = 0.1
-
 
 GUESS_ALIGN = 300e-6
 

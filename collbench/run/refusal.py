@@ -182,7 +182,6 @@ RULES: tuple[Rule, ...] = (  # in the order in which they are asked
     _refuse_absent,
 )
 
-
 # names of libraries that torch knows under others
 ALIASES = {
     "rccl": "nccl: torch's name of RCCL, too",

@@ -20,7 +20,6 @@ from collbench.survive.signals import interrupts
 
 Number = int | float
 
-
 MAX_SECONDS = 120  # that ranks have for their start and one call
 
 

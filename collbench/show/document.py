@@ -16,15 +16,11 @@ import msgspec
 
 MARKER = "<!-- collbench report -->"  # by which a report's file is known to be one
 
-
 FILTERS = ("collective", "backend", "dtype", "ranks")  # what a reader can narrow a page down to
-
 
 Weight = Literal["", "good", "bad", "notice"]
 
-
 Tone = Literal["", "good", "bad", "notice", "quiet", "accent"]
-
 
 Meta = dict[
     str, str
@@ -79,7 +75,6 @@ def mark_installs(text: str) -> Words:
 
 
 INSTALL = re.compile(r"((?:pip|apt-get) install (?:'[^']+'|[\w./=-]*\w))")
-
 
 Cell = str | Words
 

@@ -27,15 +27,11 @@ COLOURS = (
     *("#82bdf0", "#f0b070", "#74cf9f", "#ea938f", "#c4aee6", "#7fd6e0", "#f0a0cf", "#c9b06a"),
 )
 
-
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "pentagon")
-
 
 MOST_POINTS = 48  # of a line
 
-
 TICKS = 7
-
 
 LABELLED = "<b>%{fullData.name}</b><br>%{text}<extra></extra>"
 

@@ -37,22 +37,17 @@ from collbench.show.views.series import Series
 
 Trace = dict[str, Any]
 
-
 LATE = (
     (0, "rgba(128,128,128,0.08)"),
     (0.5, "#e6a23c"),
     (1, "#c4302b"),
 )  # on light and on dark paper
 
-
 GOOD = "Cividis"  # the same to those who see no red or green
-
 
 WRITTEN = 16  # rows and columns up to which cells have their text in them
 
-
 MOST_DOTS = 600  # of a strip
-
 
 MOST_SHARE = 3.0  # drawn: a single point far above would flatten all others
 

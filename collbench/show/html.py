@@ -28,15 +28,11 @@ if TYPE_CHECKING:
 
 Plotlyjs = Literal["inline", "cdn", "directory"]
 
-
 LIBRARY = "plotly.min.js"  # where `directory` keeps it, beside the page
-
 
 BANNER = "/**\n* plotly.js v"  # how it begins
 
-
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
 
 COLOURS = {  # on light paper, on dark; text has a contrast of at least 4.5 on both
     "paper": ("#ffffff", "#14181e"),
@@ -50,9 +46,7 @@ COLOURS = {  # on light paper, on dark; text has a contrast of at least 4.5 on b
     "notice": ("#9a5b00", "#e3a83b"),
 }
 
-
 LEGEND = 150  # letters in the legend of a figure that needs no more than half of the page
-
 
 WIDTH, SCALE = 1000, 2  # of images: pixels as laid out, and pixels drawn for each
 

@@ -38,12 +38,9 @@ NAMES = {
     "sendrecv": "Sendrecv",
 }  # others are capitalised
 
-
 BLOCKS = ("all_gather", "all_to_all", "all_to_allv", "gather", "scatter")  # of which IMB counts one
 
-
 WIDTH = 13  # of a column
-
 
 TIMES = ("t_min[usec]", "t_max[usec]", "t_avg[usec]")
 

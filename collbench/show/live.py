@@ -59,7 +59,6 @@ SO_FAR = "times of a first pass; the results follow, in the tables"
 SECOND_PASS = "pass 2 of 2, "
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
 
-
 # Terminals that break lines anew when they get narrower: by how TERM begins, or, where they call
 # themselves xterm, by a variable that each sets. xterm itself, PuTTY and GNU screen cut lines.
 REWRAP_TERMS = ("tmux", "foot", "alacritty", "xterm-kitty", "xterm-ghostty")

@@ -23,7 +23,6 @@ from collbench.show.document import (
 
 MARKS = {"good": "✓", "bad": "✗", "notice": "!"}
 
-
 COMMENT = 59_000  # bytes; GitHub refuses comments of more than 65,536 characters
 
 

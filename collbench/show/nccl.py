@@ -69,9 +69,7 @@ from collbench.suite.case import Case, Skip
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 
-
 OPS = {"premul_sum": "mulsum"}
-
 
 AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
     ("rank 0", lambda times: times[0]),
@@ -80,13 +78,11 @@ AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
     ("the slowest rank", max),
 )
 
-
 HEADER = (
     f"#{'out-of-place':>74}{'in-place':>31}{'':>10}",
     "#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}".format("size", "count", "type", "redop", "root"),
     "#{:>11}  {:>12}{:>26}".format("(B)", "(elements)", ""),
 )
-
 
 SO_FAR_AFTER = 8.0  # seconds
 LISTED = 3  # sizes of skipped cases that are named one by one
@@ -94,7 +90,6 @@ LISTED = 3  # sizes of skipped cases that are named one by one
 SO_FAR = "so far: times of a first pass; the results follow, in lines without #"
 
 SPREAD = ("min_us", "max_us", "p99_us", "cv_pct")  # of the columns that -I adds
-
 
 # what parsers find headers and footers by, and what stands in remarks instead
 WORDS = {

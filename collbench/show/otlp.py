@@ -15,7 +15,6 @@ from collbench.survive.encoding import encode_json
 
 LINE_POINTS = 200  # data points of a line; the Collector reads lines of at most 1 MiB
 
-
 UNITS = {  # by how Prometheus' names end; what ends otherwise is a plain number
     "_bytes_per_second": "By/s",
     "_seconds": "s",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MARK = "collbench.schema"  # a key of the file's metadata, by which it is known as ours
 
-
 SCHEMA = "1"  # of the columns
 
 

@@ -55,7 +55,6 @@ from collbench.survive.encoding import encode_json
 
 SUMMARY = (1 << 20) - 1000  # bytes; GitHub refuses summaries of a step of more than 1 MiB
 
-
 ANNOTATIONS = 10  # of errors and of warnings that GitHub shows for a step
 
 

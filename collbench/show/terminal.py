@@ -42,18 +42,13 @@ STYLES: dict[Tone, str] = {
     "": "",
 }
 
-
 WIDE = 120  # columns of a document that goes to no terminal, and the most on one
-
 
 PROSE = 100  # columns that prose is read in
 
-
 GAP = 2  # between columns
 
-
 LEAST = 20  # columns that a stacked table's first and last need at least beside the others
-
 
 LAST = 12  # columns that the last needs at least where others can be given up
 

@@ -47,7 +47,6 @@ AXES = (
     "place",
 )
 
-
 OPTIONAL = (
     "device",
     "host",
@@ -60,12 +59,9 @@ OPTIONAL = (
     "ran",
 )  # columns of tables for people, where a line has something to say
 
-
 PLACES = {"out": "out of place", "in": "in place"}
 
-
 OWN = ("status", "note", "wrong", "checked", "rotation", "cache", "sync", "call_path_ns")
-
 
 DERIVED = (  # fields of Derived, its TimeSummary and its Modes
     *(name for name in TimeSummary.__struct_fields__ if name not in ("severe_outliers", "modes")),
@@ -74,7 +70,6 @@ DERIVED = (  # fields of Derived, its TimeSummary and its Modes
     *("slow_rank", "control", "sensitive", "absorbed", "mode_share", "in_stretches", "wire"),
     *("carried", "moves", "late_share"),
 )
-
 
 COLUMNS = (
     *KEYS,
@@ -85,7 +80,6 @@ COLUMNS = (
     *OWN,
     *DERIVED,
 )
-
 
 MODAL = 3  # of the rows with two modes, this many are told in full
 

@@ -13,9 +13,7 @@ from collbench.suite.case import Mode
 
 KINDS = ("one-late", "random")
 
-
 MODES: dict[str, Mode] = {"aligned": "isolated", "natural": "host"}
-
 
 MOST = 1.0  # second
 

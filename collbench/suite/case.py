@@ -24,26 +24,19 @@ if TYPE_CHECKING:
 
 Mode = Literal["isolated", "streaming", "graph", "host"]
 
-
 MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
-
 
 # in which -n is the number of calls that make a sample, and time decides how many samples there are
 BATCH_MODES: frozenset[Mode] = frozenset({"streaming", "graph"})
 
-
 MOST_RANKS = 1 << 20
 
-
 Setting = tuple[tuple[str, str], ...]  # of the environment
-
 
 # What a file may say, checked as it is read.
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
-
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
-
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 

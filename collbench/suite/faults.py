@@ -27,9 +27,7 @@ KINDS = {
     "drop": "",
 }  # and what they are told in
 
-
 HINT = "slow-rank:3:20%, jitter:3:50%, late:3:5ms, corrupt:3, hang:3 or drop:3; several with commas"
-
 
 MOST = 1000  # times the call's own time
 

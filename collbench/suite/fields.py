@@ -108,7 +108,6 @@ _TYPES: dict[str, Any] = {
     "setting": list[str],
 }
 
-
 _PLACEHOLDERS: dict[str, str] = {
     "whole": "N",
     "number": "X",
@@ -123,7 +122,6 @@ _PLACEHOLDERS: dict[str, str] = {
     "faults": "FAULT,…",
     "limit": "GB/s@SIZE",
 }
-
 
 FIELDS: tuple[Field, ...] = (
     Field("axes", "collectives", "collective", many=True, case="collective"),
@@ -463,8 +461,6 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "blame", "flag", default=False),
 )
 
-
 AXES = tuple(field for field in FIELDS if field.group == "axes")
-
 
 POLICY = tuple(field for field in FIELDS if field.group == "policy")

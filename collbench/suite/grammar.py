@@ -15,15 +15,11 @@ from collbench.suite.case import Limit, Setting
 
 MOST_SIZES = 10_000  # in one sweep
 
-
 DEFAULT_SIZE = 32 << 20  # bytes, where a sweep begins and ends as in nccl-tests
-
 
 MOST_WORLDS = 1000  # settings of the environment, of which each needs ranks of its own
 
-
 DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
 
 LONG_UNITS = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m", "mins": "m"} | {
     "minute": "m",
@@ -35,7 +31,6 @@ LONG_UNITS = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m"
     "usec": "us",
     "msec": "ms",
 }
-
 
 SPAN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 

@@ -8,12 +8,9 @@ from collbench.suite.case import BATCH_MODES, Positive
 
 MOST_SAMPLES = 1 << 20  # of a case
 
-
 Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
 
-
 MOST_SECONDS = 2.0  # of samples of a case, so that a sweep ends while a person watches
-
 
 LAUNCH_SECONDS = 0.25  # of samples of a case in one of several launches, at least
 

@@ -25,18 +25,13 @@ from collbench.suite.policy import Policy
 
 MOST_CASES = 50_000  # of a suite
 
-
 MOST_STEPPED = 4096  # ranks of a reference algorithm: its moves are their square
-
 
 MOST_TABLES = 100  # overrides, excludes and thresholds of a suite, each asked of every case
 
-
 MOST_VALUES = 2000  # in all of these
 
-
 MOST_QUESTIONS = 1_000_000  # whether a case is in one of these tables
-
 
 FIELDS = {row.name: row.case for row in fields.AXES if row.case}  # of Case, by axis
 

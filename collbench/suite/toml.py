@@ -48,12 +48,10 @@ from collbench.suite.sweep import (
 
 MOST = 1 << 31
 
-
 HINT = (
     'the smallest suite is [axes] and two lines under it: collectives = ["all_reduce"] and'
     ' sizes = ["8", "64K"]; collbench help suites has all keys'
 )
-
 
 WORDS = {  # what a sweep's complaints call by its options
     "-f/--stepfactor": "factor",
@@ -64,18 +62,13 @@ WORDS = {  # what a sweep's complaints call by its options
     "-i": "step",
 }
 
-
 MOST_BYTES = 1 << 18  # of a file
-
 
 MOST_VALUES = 10_000  # in a list
 
-
 MOST_INCLUDES = 100
 
-
 KEYS = {"envs": "env"}  # where a file has another name for a field
-
 
 Read = Callable[[Any, str], Any]  # what a value in a file means; the words say where it stands
 
@@ -452,9 +445,7 @@ NAME = Kind(
     _parse_printable,
 )
 
-
 TEXT = Kind(Annotated[str, Meta(pattern=r"\S")], "text", lambda text, where: text.strip())
-
 
 SIZE = Kind(
     Annotated[int, Meta(ge=0)] | str,
@@ -462,7 +453,6 @@ SIZE = Kind(
     parse_size,
     most=(1 << 62) - 1,
 )
-
 
 KINDS: dict[str, Kind] = {
     "flag": Kind(bool, "true or false"),
@@ -489,9 +479,7 @@ KINDS: dict[str, Kind] = {
     "background": TEXT._replace(type=str, parse=backgrounds.normalise_background),
 }
 
-
 TABLE = Kind(dict[str, Any], "a table")
-
 
 RANGE: dict[str, Read] = {
     "min": SIZE.read,
@@ -512,9 +500,7 @@ def _make_keys(rows: Iterable[Field]) -> dict[str, Read]:
 
 AXES = _make_keys(fields.AXES)
 
-
 LISTS = _make_keys(field for field in fields.AXES if field.case)
-
 
 MATCH: dict[str, Read] = {
     **LISTS,
@@ -524,9 +510,7 @@ MATCH: dict[str, Read] = {
     "max_size": SIZE.read,
 }
 
-
 POLICY = _make_keys(field for field in fields.POLICY if field.kind != "faults")
-
 
 TOP: dict[str, Read] = {
     "description": TEXT.read,

@@ -16,17 +16,13 @@ NO_MEMORY = re.compile(
     "|failed to map segment"
 )
 
-
 NO_THREAD = "can't start new thread"  # Python's RuntimeError where the kernel says EAGAIN
-
 
 MEMORY_HINT = "free some, raise ulimit -v, or take fewer ranks, smaller sizes or fewer runs"
 _MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
 _NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
 
-
 _NO_FOLDER = "name another place (COLLBENCH_HOME, TMPDIR, -o): a file is where a folder should be"
-
 
 # errors of the machine and of what a person gave, and what to do about them
 HINTS = {
@@ -47,7 +43,6 @@ HINTS = {
     errno.EAGAIN: "raise the limit of processes (ulimit -u; a container's --pids-limit,"
     " podPidsLimit)",
 }
-
 
 # of these errors, those of a process that asks for more than it may have
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)

@@ -125,7 +125,6 @@ ON_RANKS = {
 
 QUICK = ("a result that load() does not drop",)
 
-
 Ask = Callable[..., list[CheckRow]]
 
 

@@ -17,7 +17,6 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 
-
 PATIENCE = 120_000  # milliseconds, on a machine that does much else
 
 

@@ -18,7 +18,6 @@ CONNECT = "torchrun --standalone --nproc-per-node 2 -m collbench"
 TRACEBACK = "Traceback"
 FAKE = "(?i)fake"
 
-
 AB_SUITE = (
     """printf '[axes]\\ncollectives=["all_reduce"]\\nsizes=["64K"]\\n"""
     """[policy]\\nsync="barrier"\\n' > ab.toml;"""

@@ -101,7 +101,6 @@ class Loop(NamedTuple):
 _DATA = re.compile(r"(?:@!?U?P\d+ )?(LDG|STG)\.(\S+)")  # loads of data alone pass the L1 cache
 _ACCESS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "16": 2, "U8": 1, "S8": 1, "8": 1}
 
-
 Code = list[tuple[int, str]]  # addresses and instructions
 
 

@@ -133,7 +133,6 @@ STEPS = {
     "context": ["megatron:llama3-8b", "--layout", "tp=1,cp=2", "--layers", "2", "--scale", "1/512"],
 }
 
-
 QUICK = ("ddp", "fsdp2", "pipeline", "tokens")
 
 

@@ -28,7 +28,6 @@ WORDS = {
 }
 SWEEP = ["--sizes", "4K", "-n", "5", "-w", "1", "--place", "out", "-N", "500"]
 
-
 Begun = tuple[str, subprocess.Popen[bytes]]
 
 

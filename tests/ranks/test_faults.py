@@ -34,7 +34,6 @@ OTHERS = re.compile(
     "vader|sm_segment|mpich|ray|plasma|pym-|sem\\."
 )  # of MPI, Ray and Python, in other tests
 
-
 Start = Callable[[Sequence[str], Mapping[str, str]], Any]
 
 

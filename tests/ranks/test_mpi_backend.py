@@ -55,7 +55,6 @@ SWEEP = (
     "mpi",
 )
 
-
 pytestmark = needs_mpi
 
 

@@ -344,7 +344,6 @@ echo measuring >> "$CALLS"
 while :; do sleep 0.02; done
 """
 
-
 REPORTED = ("report", "reporting", "reported", "health")
 
 

@@ -19,7 +19,6 @@ from collbench.features.training.patterns.fsdp import Fsdp2, fsdp2
 
 RANKS = 2
 
-
 HEAVY = ("ddp", "fsdp2", "broken", "full", "unwritable")  # for which torch loads its compiler
 
 

@@ -40,18 +40,15 @@ PATARASUK = (
     "Patarasuk, Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations"
 )
 
-
 SWING = (
     "De Sensi et al. 2024, Swing: short-cutting rings for higher bandwidth allreduce (arXiv"
     " 2401.09356)"
 )
 
-
 TORUS = (
     "Jain, Sabharwal 2010, Optimal bucket algorithms for large MPI collectives on torus"
     " interconnects"
 )
-
 
 TWO_SHOT = (
     "all-pairs exchange between the GPUs of a node, as in NVIDIA TensorRT-LLM's custom all-reduce"
@@ -239,7 +236,6 @@ def two_shot(n: int, cells: int) -> Iterator[Moves]:
 GROUP: dict[str, Callable[[int, float], int]] = {
     "group": lambda n, ratio: _largest_divisor(n, 8 if n > 8 else n**0.5)
 }
-
 
 ALGORITHMS = (
     Algorithm("central", "all_reduce", central, CHAN),

@@ -22,11 +22,9 @@ THAKUR = (
     "Thakur, Rabenseifner, Gropp 2005, Optimization of collective communication operations in MPICH"
 )
 
-
 BRUCK = (
     "Bruck, Ho, Kipnis, Upfal, Weathersby 1997, Efficient algorithms for all-to-all communications"
 )
-
 
 CHEN = (
     "Chen, Zhang, Zhang, Yuan 2005, Performance evaluation of allgather algorithms on terascale"

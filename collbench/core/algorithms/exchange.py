@@ -21,9 +21,7 @@ from collbench.core.schedule import Moves
 
 HENSGEN = "Hensgen, Finkel, Manber 1988, Two algorithms for barrier synchronization"
 
-
 PREFIX = "Sanders, Traeff 2006, Parallel prefix (scan) algorithms for MPI"
-
 
 HILLIS = "Hillis, Steele 1986, Data parallel algorithms"
 

@@ -200,26 +200,21 @@ def two_halves(n: int, segments: int) -> int:
 
 PIPELINE, TREES = {"segments": choose_segments}, {"segments": tree_segments}
 
-
 SANDERS = (
     "Sanders, Speck, Traeff 2009, Two-tree algorithms for full bandwidth broadcast, reduction and"
     " scan"
 )
 
-
 VAN_DE_GEIJN = (
     "Barnett, Shuler, van de Geijn et al. 1994, Interprocessor collective communication library"
 )
 
-
 RABENSEIFNER = "Rabenseifner 2004, Optimization of collective reduction operations"
-
 
 CHAN = (
     "Chan, Heimlich, Purkayastha, van de Geijn 2007, Collective communication: theory, practice,"
     " and experience"
 )
-
 
 ALGORITHMS = (
     Algorithm("linear", "broadcast", linear, CHAN),

@@ -41,7 +41,6 @@ from collbench.records.types import Run, RunFile, row_key
 
 Files = RunFile | Sequence[RunFile]  # of several runs of a side, each world is a launch
 
-
 WHOLE = (
     Exit.OK,
     Exit.BAD,
@@ -49,9 +48,7 @@ WHOLE = (
     Exit.WRONG_DATA,
 )  # how a run ends that was not cut short
 
-
 SIZES = ((32 << 10, "under 32 KiB"), (1 << 20, "32 KiB to 1 MiB"), (math.inf, "from 1 MiB"))
-
 
 CAUSES = {"frequency": "CPU frequency"}  # of disturbed blocks; others by their names
 

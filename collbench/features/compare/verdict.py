@@ -42,7 +42,6 @@ Verdict = Literal[
     "GONE",
 ]
 
-
 CHANGED: tuple[Verdict, ...] = ("REGRESSED", "IMPROVED")
 
 UNTIMED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "NEW", "GONE")

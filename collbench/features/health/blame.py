@@ -10,7 +10,6 @@ from collbench.features.health.night import host_of
 
 SURE = 0.99  # from which on a finding is certain, where it is known how sure it is
 
-
 # Checks that name the rank or port at which a fault shows. It may come from another host: a rank
 # receives what another has sent, fails as its peer did, is late after another; a port counts what
 # its cable, its switch or its peer has spoiled.

@@ -50,17 +50,13 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "otlp", "line")
 
-
 HOOK_SECONDS = 60.0  # that --on-unhealthy may take
-
 
 NIGHTLY = "health"  # the tag of suites whose runs are nights
 MAX_DAYS = 2  # of the last night's age, without a warning
 OWN_DAYS = 30  # of a night of this host's own, before a later one of others
 
-
 NO_HISTORY_HINT = "--no-history judges without it"
-
 
 LAUNCHES = 3  # of a case that --rerun measures again
 

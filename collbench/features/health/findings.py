@@ -11,12 +11,9 @@ from collbench.core.errors import Exit
 
 Severity = Literal["critical", "warning", "hint"]  # of which a hint alone makes nobody unhealthy
 
-
 Kind = Literal["cluster", "collective", "host", "rank", "gpu", "link", "setting"]
 
-
 State = Literal["healthy", "unhealthy", "no verdict"]
-
 
 Outcome = Literal["passed", "found", "no data", "not applicable"]
 

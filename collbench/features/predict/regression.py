@@ -16,12 +16,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-
 FEWEST, SEGMENTS = 4, 4  # points in a segment; segments in a series
 
-
 MOST_ENDS = 48  # sizes at which a segment may end: all ways between them are tried
-
 
 VAGUE = (
     0.25  # standard error of a logarithm from which on a constant is not known: about ±50 % at 95 %

@@ -25,7 +25,6 @@ FORMS: dict[str, Callable[[int], Fraction]] = {  # of counts, as functions of th
     "2(n-1)/n": lambda n: Fraction(2 * (n - 1), n),
 }
 
-
 LARGE = (8, 13, 16)  # numbers of ranks for which a formula must hold, too
 
 

@@ -23,22 +23,17 @@ from collbench.show.document import Block, Column, Document, Line, Table, Tone, 
 
 Number = int | float
 
-
 CELLS_MAX = 1 << 14  # in all rows together; nobody reads more
-
 
 MARGIN, NARROW = (
     9,
     10,
 )  # columns of the terminal: for "step 12", and the least that a rank needs beside others
 
-
 # cells of a row that are all written out; of longer rows the first, the last and what changed
 ALL_SHOWN = 24
 
-
 FEW_SHOWN = 8  # the same where many ranks have a line each
-
 
 NOTHING, PARTED = Words(()), tone_text("|", "quiet")  # no words; the sign between two buffers
 

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 # steps that are watched, operations by themselves; and steps without the operations to blame
 GUESS_STEP, GUESS_BLAME = 11, 60
 
-
 # operations and copied bytes a second, of a core and of a GPU
 GUESS_CORE, GUESS_GPU = (50e9, 5e9), (200e12, 1e12)
-
 
 MOST_SCALED = 40  # as a power of two: what is still too large at that part of it never fits
 

@@ -25,15 +25,11 @@ from collbench.run.refusal import describe_gpu_lack
 
 SHARING = 2, 30  # the first NCCL with several ranks on a GPU, by NCCL_MULTI_RANK_GPU_ENABLE
 
-
 BLOCKS = 16  # of NCCL's on a GPU that ranks share: too many wait for each other for ever
-
 
 MPS = "/tmp/nvidia-mps"  # unless CUDA_MPS_PIPE_DIRECTORY names another folder
 
-
 NVML = "libnvidia-ml.so.1"
-
 
 # How torch maps symmetric memory where no kernel needs multicast: GPUs that choose_seat has told
 # apart may have one number, as where each rank sees only its own, and a switch that is down does no
@@ -43,15 +39,11 @@ WITHOUT_MULTICAST = {
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 
-
 NOT_READY = "system not yet initialized"  # CUDA's error 802
-
 
 OPTIONS = ("", "ncclCommRegister (-R 1)", "symmetric windows (-R 2)")
 
-
 SINCE = ("", "2.7", "2.9")  # the first torch that can
-
 
 NO_ALLOCATOR = (
     "NCCL mem allocator is not supported"  # torch's words, on GPUs without multicast, too

@@ -42,15 +42,11 @@ from collbench.suite.case import Case
 
 PIECE_BYTES = 8 << 10  # least of a cell for a channel of its own: a vector for each of 512 threads
 
-
 LINES = len(Bank)  # a rank's last address: of its channels' lines
-
 
 ADDRESSES = LINES + 1
 
-
 WIDE, LENGTH = 8, 4  # in a head: a flag, and from which bit on its length stands
-
 
 Words = NDArray[np.int64]
 

@@ -36,17 +36,13 @@ from collbench.suite.case import Case
 
 WARPS = 16
 
-
 LANES = 32 * WARPS  # peers that an instruction can hold: one a thread
 
-
 REPORT_WORDS = 6  # 1 once it is written, rank, channel, peer, progress awaited, progress seen
-
 
 _ROW, _LINES, _WIDE, _LENGTH = map(tl.constexpr, (ADDRESSES, LINES, WIDE, LENGTH))
 _STOP, _WAIT, _MOVE, _PUBLISH = (tl.constexpr(int(opcode)) for opcode in list(Opcode)[:4])
 _CHECKED = tl.constexpr(1024)  # looks at a line between two at the time, and at other blocks
-
 
 # Whether any of $2 peers is behind, whose pairs begin at $1 and whose words at $3, on a base of $4:
 # warps that have pairs look until nobody is, or 1024 times, and meet all others at the one barrier.
@@ -79,7 +75,6 @@ told:
     selp.u32 $0, 1, 0, behind;
 }"""
 
-
 # $5, a release each, to $2 peers, whose ranks begin at $1: $4 bytes into what the table of
 # addresses, from its first line ($3) on, says of each. Where to is read before the barrier.
 _PUSH = """{
@@ -98,11 +93,9 @@ _PUSH = """{
     mov.u32 $0, 0;
 }""".replace("ROW", str(8 * ADDRESSES))
 
-
 _POLL_GPU, _POLL_SYS, _PUSH_GPU, _PUSH_SYS = (
     tl.constexpr(asm.replace("SCOPE", scope)) for asm in (_POLL, _PUSH) for scope in ("gpu", "sys")
 )
-
 
 TYPES = {
     "int8": tl.int8,

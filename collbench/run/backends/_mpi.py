@@ -38,12 +38,9 @@ if TYPE_CHECKING:
 # alpha / beta in bytes: about 1 us, and 5 GB/s, of Open MPI and MPICH in the memory of one machine
 HALFWAY = 5e3
 
-
 MOST = (1 << 31) - 1  # elements to a call, by the int that MPI 3 has for them
 
-
 Tensor = torch.Tensor
-
 
 # Each collective's function and its arguments in C's order, where counts by rank stand for their
 # displacements too. mpi4py's methods, whose non-blocking twins are named alike (Iallreduce), take
@@ -63,7 +60,6 @@ CALLS = {
     "barrier": ("Barrier", "comm"),
 }
 
-
 # functions that messages are made of
 MESSAGES = {
     "Send": "buffer count type peer tag comm",
@@ -73,16 +69,12 @@ MESSAGES = {
     "Waitall": "number requests statuses",
 }
 
-
 # components that are used among ranks of one host instead of coll_tuned, by their priorities
 BEFORE_TUNED = ("sm", "adapt", "acoll", "xhc", "ucc", "hcoll")
 
-
 _UNEVEN = {"send": "counts_to", "recv": "counts_from"}
 
-
 _PASSED = (*_UNEVEN, "op", "root", "next", "previous", "tag")  # to mpi4py too
-
 
 Values = dict[str, Any]  # of the words in CALLS: tensors, numbers, lists of them, mpi4py's objects
 

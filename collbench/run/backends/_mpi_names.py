@@ -13,7 +13,6 @@ DATATYPES = {  # that MPI can reduce
     "double": "DOUBLE",
 }
 
-
 REDUCTIONS = {
     "sum": "SUM",
     "prod": "PROD",

@@ -18,11 +18,9 @@ from collbench.core.dtypes import OPS, DType
 
 Span = Any  # a numpy array or a torch tensor, as Arithmetic.view made it
 
-
 Operation = tuple[
     Callable[..., object], tuple[Any, ...]
 ]  # a function and its arguments, to be called in the clock
-
 
 _IN_NUMPY = {"float": "float32", "double": "float64"}
 _AS_SIGNED = {"uint32": torch.int32, "uint64": torch.int64}  # which torch lacks on GPUs

@@ -30,21 +30,15 @@ from collbench.suite.case import Case
 
 HALFWAY = 15e3  # alpha / beta in bytes: about 3 us, and 5 GB/s
 
-
 SLICE_BYTES = 1 << 20  # of a rank's row that go through the program together
-
 
 PIECE_BYTES = 64 << 10  # least of a cell, lest Python's own time count
 
-
 LINE = 8  # 64-bit words between two counters, so that no two share a cache line
-
 
 PATIENCE = 2000  # looks at a counter before giving the core away between looks
 
-
 Tensor = torch.Tensor
-
 
 Scripted = tuple[tuple[tuple[int, int], ...], tuple[Operation, ...], int]
 

@@ -30,18 +30,13 @@ from collbench.suite.case import Case
 
 HALFWAY = 500e3  # alpha / beta in bytes: about 2 us, and 250 GB/s
 
-
 PATIENCE = 20_000_000  # us that a rank waits for a peer's progress before giving it up
-
 
 INTERPRETED_PATIENCE = 50_000  # looks at it in the interpreter, of some 300 us each
 
-
 INTERPRETED_CHANNELS = 4  # one after the other, but never waiting for each other
 
-
 ROUNDS_FLOAT8 = (8, 9)  # the first compute capability that converts to and from f8e4m3
-
 
 Tensor = torch.Tensor
 

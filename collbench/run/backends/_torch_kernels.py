@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LANE = 16  # bytes that a thread moves at once at most
 
-
 LEAST = 4  # and at least
 
 
@@ -65,12 +64,9 @@ def _scattering(case: Case, send: Tensor, recv: Tensor, at: Site) -> tuple[Any, 
 
 _SCATTER = Way("reduce_scatter_out", _scattering, worlds=(2, 4, 8))
 
-
 _GATHER = Way("multimem_all_gather_out", _gathering)
 
-
 _REDUCE = Way("multimem_one_shot_reduce_out", _to_root)
-
 
 # (collective, in place) -> how. In place, a block that is a rank's own is touched by nobody else,
 # nor is a root's input by anybody before it is read; whole inputs are.

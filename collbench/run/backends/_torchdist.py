@@ -42,18 +42,14 @@ _REDUCTIONS = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
-
 COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
-
 
 FUSED = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter"}
 )  # collectives of which torch hands several to NCCL as one group
 
-
 # collectives that NCCL has since 2.28, for which torch 2.13 to 2.15 calls ncclSend and ncclRecv
 BY_MESSAGES = {"gather": "ncclGather", "scatter": "ncclScatter"}
-
 
 Tensor = torch.Tensor
 
@@ -156,7 +152,6 @@ def _barrier(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[...,
 
 
 HALFWAY = 6e6  # alpha / beta in bytes: some 20 us for the host to issue a step, at 300 GB/s
-
 
 # scan is missing here because torch.distributed has none
 CALLS: dict[str, Callable[[Case, Tensor, Tensor, _Site], Callable[..., Any]]] = {

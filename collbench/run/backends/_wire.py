@@ -25,15 +25,11 @@ from collbench.suite.case import Case
 
 HALFWAY = 40e3  # alpha / beta in bytes, of Gloo between processes of one machine
 
-
 PART_BYTES = 1 << 20
-
 
 MAX_PARTS = 8
 
-
 Tensor = torch.Tensor
-
 
 Post = Callable[[], list[Any]]  # starts a step's messages and returns their handles
 

@@ -23,9 +23,7 @@ LOOKS = 50_000  # at a word that another rank is to write: some ms
 LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
 IS_STOPPED = "is stopped (SIGSTOP)"  # as messages have it of a process
 
-
 _WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another
-
 
 _DOING: dict[str, Literal["running", "stopped", "ended"]] = {
     psutil.STATUS_STOPPED: "stopped",
@@ -71,7 +69,6 @@ _WORDING = {
     Phase.REPORTING: "reporting",
     Phase.DONE: "leaving",
 }
-
 
 # how many times a rank has begun to connect, whether it has begun a case, which, how many of its
 # calls

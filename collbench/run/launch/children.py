@@ -16,7 +16,6 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
-
 # Becomes a command, to which the kernel sends a signal when its parent ends: from its first moment,
 # not from when it has loaded its modules.
 _BECOME = """
@@ -26,7 +25,6 @@ if os.getppid() == int(sys.argv[2]) or sys.argv[2] == "0":
     os.execvp(sys.argv[3], [str(os.getpid()) if a == "{pid}" else a for a in sys.argv[3:]])
 """
 
-
 # Says why a process is killed that has had its time, and kills it.
 _KILL = """
 import os, sys, time
@@ -34,7 +32,6 @@ time.sleep(float(sys.argv[1]))
 os.write(2, sys.argv[2].encode())
 os.kill(int(sys.argv[3]), 9)
 """
-
 
 # Runs a module as ``python -m`` does, but not with the current folder on the path, where files may
 # be named as modules are. The module may lie in the folder of the first argument.

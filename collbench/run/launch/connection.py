@@ -39,9 +39,7 @@ from collbench.run.launch.meeting import (
 
 ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
 
-
 _PAUSE = 0.1
-
 
 _STARTED = "check that all ranks were started with the same command line"
 

@@ -19,9 +19,7 @@ from collbench.core.text import format_count, plain_line
 
 Variables = Mapping[str, str]
 
-
 HOSTS_MAX = 1 << 16  # a list of hosts that names more is a mistake
-
 
 INSIDE = "is this shell inside a job that set it?"
 
@@ -213,9 +211,7 @@ LAUNCHERS = (
     Launcher("ssh", "ssh", (), "", "", "", "", is_detectable=False),
 )
 
-
 STARTING = ("local", "ray", "ssh")  # launchers by which a command starts ranks itself
-
 
 NAMES = ("auto", "local", *dict.fromkeys(launcher.name for launcher in LAUNCHERS))
 

@@ -16,28 +16,20 @@ from collbench.run.launch.environments import HOSTS_MAX, list_slurm_hosts
 
 SLOTS_MAX = 4096  # ranks of a host; more is a mistake
 
-
 FILE_MAX = 4 << 20  # bytes
-
 
 FILE_ENDINGS = (".txt", ".conf", ".cfg", ".ini", ".list", ".hosts", ".toml", ".json", ".csv")
 
-
 HINT = "write --hosts a,b:8 (HOST:RANKS) or --hosts FILE with lines such as: a slots=8"
-
 
 # neither part begins with "-", which ssh would take for an option
 _USER = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
 
-
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-
 
 _IPV6 = r"[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9._-]+)?"
 
-
 _RANGES = r"[A-Za-z0-9_][A-Za-z0-9._-]*\[[0-9,-]+\][A-Za-z0-9._\[\],-]*"
-
 
 _HOST = re.compile(
     rf"(?:(?P<user>{_USER})@)?(?:\[(?P<ipv6>{_IPV6})\]|(?P<name>{_NAME})|(?P<ranges>{_RANGES}))"

@@ -19,7 +19,6 @@ from collbench.core.errors import CannotRun, UsageError
 
 SideName = Literal["base", "head"]
 
-
 NEEDED = (
     "torch",
     "numpy",
@@ -27,9 +26,7 @@ NEEDED = (
     "psutil",
 )  # what a fork server imports, but for collbench itself
 
-
 ASK_SECONDS = 120.0
-
 
 ASK = """
 import importlib.util as u, json, os, sys

@@ -60,33 +60,24 @@ if TYPE_CHECKING:
 
 SECONDS = 120.0  # for ranks to come together, or places for them to be free
 
-
 _REACH_SECONDS = 0.25  # for each rank of a world to reach the others, where that is more
-
 
 _REFUSAL = "collbench-refusal"  # of what ranks that have met share: rank 0's exit code, or nothing
 
-
 _MOMENT = 0.05
-
 
 # settings that may have another value on each host, as they name its devices
 _OF_DEVICES = re.compile(
     r"\w+(IFNAME|IF_INCLUDE|IF_EXCLUDE|VISIBLE_DEVICES|NET_DEVICES|IB_HCA|GID_INDEX)", re.IGNORECASE
 )
 
-
 _OF_PROTOCOLS = ("NCCL_", "RCCL_", "UCX_")  # in which ranks have to agree
-
 
 _OF_LAUNCHER = re.compile(r"I_MPI_(HYDRA|INFO)_\w+")  # what Intel's tells its own processes
 
-
 _NAMED = 3  # settings that one note names
 
-
 _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as another has failed
-
 
 _ANOTHER = "another rank (it or the launcher says why)"
 

@@ -49,9 +49,7 @@ from collbench.survive.encoding import encode_json
 
 LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
 
-
 SAYS = 1 << 16  # characters of a line on standard error that are passed on
-
 
 SAME = "start all ranks with the same command line"
 

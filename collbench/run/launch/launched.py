@@ -37,9 +37,7 @@ from collbench.survive.signals import STOPPING
 
 PRESENT_SECONDS = 30.0  # within which both ends say that they are there, unless -T sets them
 
-
 _MOMENT = 0.05  # until it is known who has gone, which a launcher tells by ending the others
-
 
 _GRACE = 1.0  # for rank 0 to be interrupted, too, where a place was
 

@@ -38,18 +38,13 @@ from collbench.survive.signals import interrupts
 
 TICK = 0.25
 
-
 LOOK_SECONDS = 1.0  # between looks for processes that are stopped
-
 
 ORPHANED = Death("ended with its parent process, which was killed or had no memory", signal.SIGKILL)
 
-
 LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
 
-
 _LITTLE = 32 << 20  # bytes: below, no library starts a thread or maps a buffer
-
 
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 

@@ -51,20 +51,15 @@ from collbench.survive.signals import STOPPING
 
 HELLO_SECONDS = 5.0
 
-
 HELLO_LIMIT = 4096
-
 
 LINE_LIMIT = 1 << 20  # Gloo of torch 2.6 tells some 150 bytes for each rank
 
-
 VALUES_LIMIT = LINE_LIMIT // 2  # bytes of values in one answer, of which JSON makes a third more
-
 
 PENDING = (
     64  # connections beyond n that have not proved themselves; the oldest makes room for the next
 )
-
 
 _STRANGE = (
     TimeoutError,
@@ -75,25 +70,18 @@ _STRANGE = (
     msgspec.MsgspecError,
 )  # what strays cause
 
-
 LONGEST = 1e6  # seconds; longer than anything takes
-
 
 # of the time without progress; whoever is there says so three times in it
 SILENT_SHARE = 0.6
 
-
 LOOK_SECONDS = 1.0  # between readings of the clock
-
 
 NAMES_HINT = "ranks are told apart by it: give each host a name of its own (hostnamectl)"
 
-
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
-
 Door = tuple[str, int] | Path  # an address and a port, or a socket's path
-
 
 T = TypeVar("T")
 

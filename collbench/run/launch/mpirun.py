@@ -37,10 +37,8 @@ from collbench.survive.signals import interrupts
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
 
-
 # What a scheduler says of its allocation: mpirun would start a daemon on each of its hosts.
 _ALLOCATION = re.compile(r"(SLURM|PBS|FLUX|LSB|COBALT)_\w+|PE_HOSTFILE")
-
 
 # All ranks are here, whatever their number; collbench binds them itself; and they listen to nobody
 # for MPI's sake (mpirun does, on all interfaces: no setting of Open MPI's or MPICH's keeps it from
@@ -57,9 +55,7 @@ SETTINGS = {
     "I_MPI_PIN": "off",
 }
 
-
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
 
 # the variables of Open MPI's and MPICH's mpirun that name a process's rank
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")

@@ -51,12 +51,9 @@ from collbench.survive.signals import interrupts
 
 _GRACE = 1.0  # from the first trouble on, to hear from the rank that is to blame
 
-
 _GUARD = 1.0  # seconds between looks at who keeps the places
 
-
 _AT_ONCE = 32  # places that are asked
-
 
 _OWN = (
     "COLLBENCH_TOKEN",
@@ -67,7 +64,6 @@ _OWN = (
     "COLLBENCH_SSH",
     "COLLBENCH_WORLD",
 )
-
 
 # What a scheduler or launcher has told the launching process of itself.
 _OF_JOBS = re.compile(r"(SLURM|PBS|FLUX|MASTER)_\w+|RANK|WORLD_SIZE|LOCAL_RANK")

@@ -31,12 +31,9 @@ from collbench.suite.sweep import Axes, Suite
 
 OF_RAY = re.compile(r"\w+_VISIBLE_DEVICES")  # variables that Ray sets for each of its actors
 
-
 PLACEMENTS = ("pack", "spread")
 
-
 _ANSWER_SECONDS = 10.0  # of whoever is at an address
-
 
 _PATIENCE = 2.0  # for places, before it is said that they are waited for
 

@@ -43,15 +43,11 @@ from collbench.run.mpi_library import initialise_mpi, load_mpi
 
 PORTS = 8  # tried one after the other, at rank 0 and by who looks for it
 
-
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below those that Linux hands out to anybody
-
 
 LOOPBACK = "lo"
 
-
 EVERYWHERE = "::", "0.0.0.0"  # all addresses of a host: with IPv6, and without it
-
 
 # who starts processes on a host: Open MPI 5 and 4, MPICH and Intel MPI, PBS, Cray, Flux
 DAEMONS = (
@@ -70,9 +66,7 @@ DAEMONS = (
     "flux-shell",
 )
 
-
 _NAME = "collbench-meeting"  # of what PMI keeps
-
 
 _LINE = 4096
 

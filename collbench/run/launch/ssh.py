@@ -43,26 +43,19 @@ from collbench.survive.crash import HINTS, LIMITS
 
 MARK = b"collbench-place "  # of the first line; what login scripts print comes before it
 
-
 CONNECT_SECONDS = 20  # for a host to take a connection; its Python may load for longer
-
 
 _PATIENCE = 5.0  # for all hosts to answer, before it is said which are waited for
 
-
 _LOOK_SECONDS = 0.2
 
-
 _LAST_LINES = 3  # of standard error, that say why ssh ended
-
 
 # The dynamic loader finds libraries by these. sshd, not the command, sets them on a host: what one
 # machine preloads may not be there on another.
 LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
-
 STARTUP_FILES = "~/.bashrc above any return, ~/.zshenv"  # as non-interactive shells read them
-
 
 # what the dynamic loaders of glibc and musl say where a program or module lacks a library
 _LACKS_LIBRARY = re.compile(
@@ -70,7 +63,6 @@ _LACKS_LIBRARY = re.compile(
     r"|version `.+' not found",
     re.IGNORECASE,
 )
-
 
 # What the process there runs first, in whatever version of Python that is: it says what it is, and
 # goes on in ssh_place.py if that is the same version of collbench.

@@ -64,13 +64,10 @@ class Death(NamedTuple):
 # A library aborts, and mpirun terminates ranks, where another has said why.
 FOLLOWING = (signal.SIGABRT, signal.SIGTERM)
 
-
 # what a joined rank says that has only noticed that another is gone (join.py)
 LOST = re.compile(r" lost (?:rank |others, |another rank |the process in which )")
 
-
 RECORD = '{"line":{'  # how a rank's message begins that is a world or a record
-
 
 STOPPED = Death(IS_STOPPED)
 

@@ -30,9 +30,7 @@ from collbench.survive.encoding import encode_json
 
 LINE_LIMIT = 256 << 20
 
-
 Env = tuple[tuple[str, str], ...]
-
 
 Hear = Callable[[types.World | types.Record], None]
 

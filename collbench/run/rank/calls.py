@@ -108,9 +108,7 @@ def prepare_call(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Cal
 
 FATAL_CALL = 3  # of the first case: ranks have met, and what they send is known to arrive
 
-
 DROPPED = 70  # exit status
-
 
 _SLEEPS = 2e-3  # seconds; the rest is spent on the core, as sleeping is not more exact
 

@@ -251,7 +251,6 @@ def _why_blind(checker: Checker, device: torch.device | str) -> str:
 
 TABLE = 1 << 16  # numbers, which then repeat
 
-
 CHUNK = 1 << 24  # bytes
 
 

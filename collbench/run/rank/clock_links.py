@@ -25,15 +25,11 @@ from collbench.run.rank.control import Control
 
 CONNECT_S = 10.0
 
-
 TOKEN_BYTES = 16
-
 
 SPINS = 500  # about 1 us each
 
-
 WORD = struct.Struct("<q")
-
 
 Offer = tuple[str, int, dict[str, str]]  # address, port, and each child's token
 

@@ -20,7 +20,6 @@ LONG_NS = 100_000_000  # of a call, which is tried twice: the first loads a libr
 TOGETHER_NS = 10_000_000  # of calls on a device between two waits for it
 SWITCH_S = 5e-5  # between threads that want Python's lock; its own 5 ms would show in calls
 
-
 Kind = Literal["auto", "none", "gemm", "copy", "spin", "sleep"]
 
 

@@ -26,14 +26,11 @@ from collbench.survive.encoding import encode_json
 
 JSON_LIMIT = 64 << 20  # a plan of 100,000 cases is about 40 MB
 
-
 SHORT = 256  # bytes that say how long a value is, and hold it where they suffice
-
 
 LONG = timedelta(
     days=1
 )  # libraries never give up by themselves: whoever watches the board ends a hung run
-
 
 # of Gloo's since torch 2.7; before, n ranks make 2*n*n requests, for values of 8*n bytes
 _BULK = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}

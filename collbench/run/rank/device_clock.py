@@ -19,18 +19,14 @@ from collbench.run.rank.stream import Stream
 
 AHEAD = 16  # samples issued while the stream is held
 
-
 HOLD_NS, HOLD_MOST_NS = 2_000_000, 50_000_000
-
 
 SHORT_NS, SPAN_NS = (
     50_000,
     100_000,
 )  # calls shorter than the first are sampled together, for at least the second
 
-
 LEAST_NS = 1_000  # of any call: two marks alone are as far apart
-
 
 ALONE = 20  # calls for the host's clock
 

@@ -28,29 +28,22 @@ from collbench.run.rank.control import Control
 
 PINGS = 10  # in an offset
 
-
 # offsets of an edge, every other one held out, and of both the half with the wider brackets left
 # out
 PASSES = 80
 
-
 AGAIN = 40  # of a look after a case, whose fit has those of the look before, too
-
 
 SPREAD_S = 0.5  # over which those at the start are spread, for the drift to show
 
-
 AGE_NS = 10_000_000_000  # older models start anew: at 1 ppm clocks drift 10 us in that time
-
 
 ERROR_NS, ERROR_SHARE = (
     2000,
     0.02,
 )  # from here on, the latter of a sample's time, a model is not relied upon
 
-
 WINDOW_NS = 200_000  # the least time ahead of a common start
-
 
 PARTS = 10**15  # of a drift: whole numbers stay exact however far apart the clocks are
 

@@ -21,21 +21,15 @@ from collbench.run.rank.stream import Stream
 
 SLOW = 0.75  # of the default or locked clock: below, samples are discarded (as nvbench does)
 
-
 LOCKED = 0.90  # of the default clock: a busy GPU below that nothing holds back has a locked clock
-
 
 LOOKS, LOOK_NS = 25, 20_000_000  # for that: an idle GPU takes a while to raise its clock
 
-
 PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
-
 
 HOPELESS = 2  # cases in a row without a valid sample, after which one block of the next is tried
 
-
 IDLE, SET_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
-
 
 # nvmlClocksEventReasons without idle and the settings: application, display and sync-boost clocks
 HOLDING_BACK = {
@@ -46,22 +40,17 @@ HOLDING_BACK = {
     0x80: "hw_power_brake_slowdown",
 }
 
-
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest NVML known
-
 
 ALL_LINKS = 0xFFFFFFFF  # as a field's scope: the sum over links
 
-
 Fields = tuple[int | tuple[int, int], ...]
-
 
 # Choices of fields: those count that a GPU answers first.
 TRAFFIC: tuple[Fields, ...] = (
     ((138, ALL_LINKS),),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, in KiB
     tuple((138, link) for link in range(MOST_LINKS)),
 )
-
 
 ERRORS: tuple[Fields, ...] = (
     (
@@ -76,12 +65,9 @@ ERRORS: tuple[Fields, ...] = (
     ),  # NVLink 5: recoveries, effective errors
 )
 
-
 MOST_EVENTS = 100  # taken in one reading, so that it ends
 
-
 COUNTERS = ("ecc", "nvlink_errors", "nvlink_kib", "pcie_replays")
-
 
 UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 

@@ -21,9 +21,7 @@ Action = Callable[[], object]
 
 MAX_ARGUMENTS = 14  # six in registers, the others in the frame
 
-
 FRAME = 8 * (MAX_ARGUMENTS - 6)  # bytes; a multiple of 16, as the stack must be at a call
-
 
 REGISTERS = tuple(map(bytes.fromhex, ("48bf", "48be", "48ba", "48b9", "49b8", "49b9")))  # mov r, n
 

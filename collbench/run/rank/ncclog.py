@@ -28,33 +28,25 @@ from collbench.records.types import Choice
 
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
-
 ALL_ALONG = "INIT,P2P,SHM,NET"
-
 
 # by their numbers in NCCL's log before 2.24; later ones write the names, in capitals
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 
-
 PROTOCOLS = ("LL", "LL128", "Simple")
-
 
 _TUNED = re.compile(
     r"-?\d+ Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+) "
     r"(?:time [\d.]+|channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})"
 )
 
-
 _SYMMETRIC = re.compile(r" \[Symmetric\]: -?\d+ Bytes -> Kernel [A-Za-z]+_(\w+) nchannels (\d+) ")
 
-
 _COPIED = re.compile(r" \[(?:Copy Engine|Hierarchical CE)\]: -?\d+ Bytes -> ")
-
 
 _VIA = re.compile(
     r"(?:Channel|CollNet) \d+(?:/\d+)? : \d.* via (P2P|SHM|NET|COLLNET)/([^/\n]*)(.*)"
 )
-
 
 _NODES = re.compile(r"comm \S+ rank \d+ nRanks (\d+) nNodes (\d+) localRanks ")
 

@@ -35,15 +35,11 @@ from collbench.suite.case import Case
 
 T = 4096  # scenarios
 
-
 DRAWN_ARRAYS = 12  # of (ranks, T) numbers of 8 bytes, at once: ten seen, beside two that are kept
-
 
 WINDOW = 1 << 18  # elements that share a place; every pass over a buffer is cut at its multiples
 
-
 Array = NDArray[Any]
-
 
 _MASK = (1 << 64) - 1
 
@@ -252,9 +248,7 @@ _INPUTS: dict[str, Callable[[_Random, DType, int], Array]] = {
     "premul_sum": lambda rng, d, n: _draw_sums(rng, d, n, premul_factor),
 }
 
-
 _SCALE: dict[str, Callable[[int], int]] = {"premul_sum": premul_factor}
-
 
 _FINISH: dict[str, Callable[[Array, int], Array]] = {"avg": _divide_total}
 

@@ -14,7 +14,6 @@ from collbench.run.rank.control import Control
 
 HELD_NS = 20_000_000  # longer than any rank comes late for it
 
-
 SPUN_CYCLES = (
     20_000_000  # about 10 ms: enough for an idle GPU to raise its clock before it is measured
 )

@@ -56,9 +56,7 @@ from collbench.suite.policy import Policy
 
 Emit = Callable[[World | Record], None]
 
-
 Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; nothing ends it
-
 
 Turn = Callable[[int], object]  # at rank 0, wait for the turn of a world that is at a job
 

@@ -19,12 +19,9 @@ from collbench.show.views.series import Series, View, left_out, make_table, plus
 
 MAPS = 6
 
-
 SHARE = 0.05  # of the time; where nobody comes later than this, there is no map
 
-
 Floats = NDArray[np.float64]
-
 
 _Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mode, backend, ranks
 

@@ -18,7 +18,6 @@ from collbench.suite.case import Case
 
 TITLE = "Best at each size: "
 
-
 NAMED = 1  # of those that tie with the best, this many are named
 
 

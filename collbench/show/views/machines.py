@@ -23,9 +23,7 @@ from collbench.suite.policy import Policy
 
 BESIDE = 6  # runs side by side
 
-
 LONG = 2000  # characters of a fact
-
 
 STRANGE = (
     AttributeError,
@@ -34,7 +32,6 @@ STRANGE = (
     LookupError,
     RecursionError,
 )  # what facts of another shape raise
-
 
 GROUP = make_columns(
     ("group", "library", "launcher", "ranks on", "start", "shared cores"), rest="l"
@@ -399,7 +396,6 @@ FACTS: dict[str, Callable[[RunFile], str]] = {
     "variables": lambda file: _format_pairs(_find_commit(file, "variables")),
     "git": _describe_git,
 }
-
 
 Facts = Mapping[str, Any]
 

@@ -47,18 +47,14 @@ from collbench.suite.case import Case
 
 CURVES, CDFS = 60, 12  # lines in a figure
 
-
 ALL = 120  # lines in a section's figures of one kind
 
-
 MATRICES, STRIPS = 6, 6
-
 
 BUSBW = (
     "busbw is the traffic of the busiest link per second, so that collectives and rank counts can"
     " be compared. Both axes are logarithmic."
 )
-
 
 HOLLOW = "A hollow marker is a case in doubt: its flags say why."
 

@@ -15,7 +15,6 @@ from collbench.suite.case import Case
 
 MOST_PLANNED = 1000  # lines of --dry-run
 
-
 PLANNED = (
     "moved/call: what the busiest rank sends or receives in a call",
     "memory/rank: buffers, and 256 MiB for Python and libraries",

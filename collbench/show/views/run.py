@@ -40,12 +40,9 @@ from collbench.suite.case import Case
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
 
-
 DATA = 28_000_000  # bytes of rows to be downloaded from a page
 
-
 NAMES = ("run", *COLUMNS, "over")
-
 
 MEANINGS = {column.name: column.description for column in columns.COLUMNS} | {
     "run": "the run's label",

@@ -92,7 +92,6 @@ COLUMNS = {  # by the names of cells (words.format_cells)
     "flags": Column("flags", "left"),
 }
 
-
 SHOWN = 5  # of the cases that went wrong, this many are told in full
 
 

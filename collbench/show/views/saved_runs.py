@@ -22,7 +22,6 @@ SAVED = (  # columns of saved runs
     Column("arguments", "cut"),
 )
 
-
 ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
 
 

@@ -23,9 +23,7 @@ from collbench.suite.case import MODES, Case
 
 STAMP = re.compile(r"^\d{8}-\d{6,9}-")  # how an id begins
 
-
 MOST = 500  # lines of a table
-
 
 TOGETHER = 24  # lines of several collectives in one figure
 

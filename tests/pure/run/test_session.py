@@ -42,7 +42,6 @@ from collbench.survive.signals import interrupts
 
 GATHERED = functools.cache(environment.gather_facts)
 
-
 AS_RANK_0 = environments.Membership("srun", 0, 2, 0, 2)
 
 

@@ -43,9 +43,7 @@ from collbench.suite.policy import Policy
 
 EVIL = "[red]x[/] |`*_\x1b[31m\n# y"
 
-
 a_case = partial(factories.case, nbytes=1024)
-
 
 a_run = partial(factories.run, name="r1", environment={}, command=["collbench", "all_reduce"])
 

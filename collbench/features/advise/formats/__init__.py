@@ -24,7 +24,6 @@ MODULES = (
     "words",
 )
 
-
 MARK = "Advice by collbench"  # in the first line of every file: such a one may be replaced
 
 

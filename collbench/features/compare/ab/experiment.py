@@ -56,7 +56,6 @@ from collbench.survive.signals import interrupts
 # Of samples of a case and launch, unless the suite says so: more launches tell more.
 PILOT_SECONDS = 0.25
 
-
 LATE = 0.05  # share of late starts above which a common deadline is not relied upon
 
 

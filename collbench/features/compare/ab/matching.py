@@ -27,12 +27,9 @@ from collbench.suite.sweep import Suite
 
 SIDES: tuple[SideName, SideName] = ("base", "head")
 
-
 WARM_SECONDS = 0.1
 
-
 FEWEST_SAMPLES, MOST_SAMPLES = 20, 400  # of a launch
-
 
 BETWEEN = 2.5e-4  # seconds from a sample to the next, about
 

@@ -17,15 +17,11 @@ from collbench.records.types import RunFile
 
 BUDGET = 300.0  # seconds after which no more rounds are begun than were asked for
 
-
 FRESH = 4  # rounds after which ranks come from new processes, with other addresses in memory
-
 
 AHEAD = 4  # rounds between two looks at what is worth while
 
-
 HOPE = 1.5  # of the time that is left a row may seem to need, for what few rounds tell of scatter
-
 
 LONGEST_ADVISED = 24 * 3600.0  # seconds of a budget that advice names
 

@@ -40,15 +40,11 @@ EXAMPLE = (
     "words such as 'NCCL_ALGO=Ring', python:.venv-new/bin/python, backend:shm, algo:ring, git:main"
 )
 
-
 FETCH = "fetch it first (in CI: fetch-depth: 0); git:REV takes what git rev-parse does"
-
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that has none
 
-
 NEAR = 2_000  # names of branches and tags that a misspelt revision is held against
-
 
 IN_REPOSITORY = re.compile(
     r"GIT_(DIR|WORK_TREE|INDEX_FILE|COMMON_DIR|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|PREFIX|NAMESPACE)"

@@ -62,19 +62,14 @@ from collbench.suite.case import Case, Skip
 
 Outcome = Literal["passed", "failed", "error", "warned", "skipped"]  # of JunitCase
 
-
 SCHEMA = 1  # of the JSON
-
 
 # in a comment at most: with all of them full, more than half is left for rows
 FACTS, GEOMEANS, NOTES = 10, 20, 5  # there are as many reasons as notes
 
-
 MARKS: dict[Weight, str] = {"bad": "❌", "notice": "⚠️", "good": "✅", "": "✅"}
 
-
 ALWAYS = 20  # rows that a terminal shows at least, whatever their verdicts
-
 
 # of rows that fail nothing, but are to be looked at
 WARNED: tuple[Verdict, ...] = ("REGRESSED", "GONE", "SUSPECT")

@@ -25,21 +25,15 @@ from collbench.suite.case import Case
 
 MOST = 60  # rows of a plot that can still be told apart
 
-
 FARTHEST = 10.0  # times longer or shorter: ends that lie farther out are drawn here
-
 
 ROW = 18  # pixels
 
-
 NAME = 22  # letters of a row's name that are drawn, so that a narrow screen has room for the lines
-
 
 LETTER = 0.02  # of the width of a narrow screen: names stand left of the lines, changes right
 
-
 FACTOR = 2  # changes by more are also named as a factor
-
 
 # colour and symbol of rows by weight; grey and hollow are those without a verdict
 LOOKS = {
@@ -50,12 +44,9 @@ LOOKS = {
     "open": (COLOURS[8], "circle-open"),
 }
 
-
 HALF = 0.5  # of a row
 
-
 PALE = 0.5  # opacity of the whisker of changes that might be missed
-
 
 MATTER = "rgba(128,128,128,0.16)"
 

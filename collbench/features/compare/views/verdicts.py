@@ -56,10 +56,8 @@ ORDER: tuple[Verdict, ...] = (
     "SAME",
 )
 
-
 # of rows that the measurement, or what it was made on, allowed no verdict
 UNDECIDED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "INCONCLUSIVE")
-
 
 TOLD: dict[Verdict, str] = {  # others by their names
     "SMALL": "changed too little to matter",
@@ -68,9 +66,7 @@ TOLD: dict[Verdict, str] = {  # others by their names
     "NEW": "new (only head ran)",
 }
 
-
 NAMED, LISTED = 3, 12  # rows that a verdict and that a reason names at most
-
 
 WEIGHTS: dict[Verdict, Weight] = {
     "REGRESSED": "bad",
@@ -85,12 +81,9 @@ WEIGHTS: dict[Verdict, Weight] = {
     "SAME": "",
 }
 
-
 FIGURES = ("base", "head", "change [interval]", "MDE")  # heads of a row's figures
 
-
 MORE_PAIRS = 8  # paired launches more, with which what they would find is told
-
 
 LEGEND = (
     "Times are medians over launches ± the larger half of their 95 % interval; change is head /"

@@ -15,7 +15,6 @@ from collbench.machine import environment
 
 MOST_BYTES = 256 << 20  # of a certificate
 
-
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})\b")
 
 

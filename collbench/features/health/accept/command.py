@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "json", "html")
 
-
 LAUNCHES = 6  # from which on an interval takes no distribution for granted
 
 

@@ -40,7 +40,6 @@ from collbench.suite.sweep import Threshold
 
 State = Literal["accepted", "not accepted", "not decided"]
 
-
 EXITS: dict[State, Exit] = {
     "accepted": Exit.OK,
     "not accepted": Exit.BAD,

@@ -28,13 +28,11 @@ from collbench.show.views import machines, run, series
 
 SCHEMA = 1  # of the JSON
 
-
 WEIGHTS: dict[State, Weight] = {
     "accepted": "good",
     "not accepted": "bad",
     "not decided": "notice",
 }
-
 
 VERDICTS: dict[str, tuple[str, Weight]] = {
     "met": ("passed", "good"),
@@ -42,7 +40,6 @@ VERDICTS: dict[str, tuple[str, Weight]] = {
     "not shown": ("not decided", "notice"),
     "no answer": ("not decided", "notice"),
 }
-
 
 ROWS = make_columns(
     (
@@ -52,15 +49,11 @@ ROWS = make_columns(
     "llrrrrlww",
 )
 
-
 BRIEF = range(7)  # of these columns stand on a terminal
-
 
 REASONS = 8  # of a kind that are shown, and all in JSON
 
-
 UNTESTED = make_columns(("what", "which", "why"), "lww")
-
 
 FILES = make_columns(("file", "name", "bytes", "digest"), "llrl")
 

@@ -26,21 +26,15 @@ from collbench.suite.grammar import parse_size
 
 FILE = Path(__file__).with_name("expectations.toml")
 
-
 LOW = 0.90  # of what was reached elsewhere: below, there is a hint
-
 
 Rate = Annotated[float, msgspec.Meta(gt=0, lt=1e6)]  # GB/s
 
-
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-
 
 Kind = Literal["measured", "threshold", "unofficial"]
 
-
 CHOICES = {"severity": get_args(Severity), "kind": get_args(Kind)}  # by key
-
 
 LEARN = "collbench expect learn RUN… -o FILE writes a table; collbench help acceptance shows one"
 

@@ -32,7 +32,6 @@ from collbench.suite.case_words import describe_case
 # of each check: five of them are wrong together on one healthy night in a hundred at most
 ALPHA = 0.002
 
-
 MONOTONY, SPLIT, COMPOSITION, LIBRARY, LINK = (
     1.05,
     1.1,
@@ -41,30 +40,23 @@ MONOTONY, SPLIT, COMPOSITION, LIBRARY, LINK = (
     2.0,
 )  # how much longer is still fine
 
-
 # missed by this factor beyond those, it is no matter of tuning: healthy libraries miss some
 # by less
 GROSS = 2.0
-
 
 # degrees of freedom that all rows' common scatter is worth at most: with more, few rows err too
 # often
 PRIOR = 4.0
 
-
 FLOOR = (
     0.001  # launches never scatter by less: it is what clocks and medians of few samples leave open
 )
 
-
 LARGE = 1 << 20  # bytes from which on a collective's time is its links'
-
 
 STRONG = ("NCCL_ALGO", "NCCL_PROTO")  # settings that take the choice from the library
 
-
 APART = ", launched apart"
-
 
 COMPOSITIONS = (
     ("all_reduce", ("reduce", "broadcast")),

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Fresh = Callable[[Sequence[Case]], Night]  # launches these cases again, at once
 
-
 EARLIER_NIGHTS = "earlier nights"  # what no verdict does without where there are some
 
 

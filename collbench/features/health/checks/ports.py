@@ -24,9 +24,7 @@ CONGESTED = (
     *RETRIES,
 )  # rise where nothing is broken, too
 
-
 PORT_ADVICE = "ibstat; look at cable, transceiver and switch port"
-
 
 MEANT = f"if this is intended, it is the port's usual rate after {RECENT - HAD + 1} nights"
 

@@ -26,7 +26,6 @@ from collbench.show import busy
 
 RANKING: tuple[Severity, ...] = ("critical", "warning", "hint")
 
-
 GRAVE: tuple[Severity, ...] = ("critical", "warning")
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "md")
 
-
 TablePath = Annotated[Path, Argument(metavar="PATH", help="A table (TOML), or a folder of tables.")]
 Printed = Annotated[str, Option("--format", help="table, json or md.")]
 

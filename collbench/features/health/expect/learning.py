@@ -35,12 +35,9 @@ from collbench.records import stats
 
 FALSE_ALARMS = 0.01  # chance that a healthy node fails any row of a table
 
-
 MAX_SHARE = 0.97  # a loss below 3 % is one that no comparison of large sizes judges either
 
-
 SICK = 1 / 3  # of a node's rows: where it is an outlier in so many, it counts nowhere
-
 
 MAX_BUSBW = 1e6  # GB/s, above which no table may be
 

@@ -23,7 +23,6 @@ from collbench.records.types import Choice, RunFile
 
 MIN_NODES = 6  # of which two may be sick, and the median is still that of healthy ones
 
-
 FLOOR = 0.01  # of a median: scatter below is not believed, as figures are not that exact
 
 

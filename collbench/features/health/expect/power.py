@@ -34,18 +34,13 @@ from collbench.suite.case import Case
 
 LOSSES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)
 
-
 MAX_SETS = 200  # of launches of a node that are looked at
-
 
 TINY = 1e-9  # the least scatter, where all times are the same
 
-
 DRAWS = 4000  # of mean and scatter, for the interval of normal margins
 
-
 DETECTED = 0.9  # how often the loss that is named for a row is found
-
 
 Key = tuple[str, int]  # of a launch: its run and cycle
 

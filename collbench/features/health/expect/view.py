@@ -16,11 +16,9 @@ from collbench.suite.case_words import describe_case
 
 SCHEMA = 1  # of the JSON
 
-
 CHANCES = make_columns(
     ("loss of busbw", "found", "95 %", "if scatter is normal", "95 % of that"), rest="r"
 )
-
 
 ROWS = make_columns(
     ("row", "least GB/s", "usual GB/s", "scatter", "fails at 0 %", "loss found 9 in 10"), "lr"

@@ -46,7 +46,6 @@ CHECKS: Mapping[str, Callable[[Night], CheckResult]] = {  # checks of a night th
     "counters": check_counters,
 }
 
-
 WATCHED = ("gpus", "counters")  # of CHECKS those that a verdict can do without
 
 

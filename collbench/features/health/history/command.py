@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 REVIEWED = "Keep reviewed levels, as files and in the history."
 
-
 HistoryUrl = Annotated[
     str,
     Option(

@@ -12,21 +12,16 @@ from collbench.records import stats
 
 PAST = 30  # nights that tonight is judged against
 
-
 LEARNING = 5  # nights with which a segment begins and nothing is judged
-
 
 RERUNS = 3  # launches that confirm
 
-
 FLOOR = 0.005  # the least scatter assumed from night to night
-
 
 ODD, STILL = (
     4.0,
     3.0,
 )  # z from which tonight is a candidate, and with which fresh launches confirm it
-
 
 ANCHOR, RECENT = (
     10,

@@ -21,12 +21,9 @@ from collbench.records.stats import TINY, Floats
 
 LEAST = 3  # nights on each side: with one or two, a single odd night is a change
 
-
 LEVEL, WEAK = 0.001, 0.01
 
-
 WINDOW = 50  # nights looked at together
-
 
 TAU = 0.03  # the smallest change that matters
 

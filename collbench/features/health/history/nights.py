@@ -24,12 +24,9 @@ from collbench.suite.case import Case
 
 LAUNCHES = 3  # that make a night
 
-
 NOON = timedelta(hours=12)
 
-
 LAUNCHES_OF_CALLS = "launches of -m"  # a name of the manner, which databases lack that are older
-
 
 HOSTS = "host_fingerprints"  # beside a run's environment in the database
 

@@ -46,16 +46,12 @@ from collbench.survive.encoding import encode_json
 
 T = TypeVar("T")
 
-
 SCHEMA = 2
-
 
 WAIT = 60  # seconds for another process to end its transaction
 SAY_SECONDS = 2.0  # of them until that is said
 
-
 MEMORY = ":memory:"  # SQLite's name of a database that is gone when it is closed
-
 
 TABLES = (
     "collbench_schema (version INTEGER NOT NULL PRIMARY KEY)",
@@ -71,7 +67,6 @@ TABLES = (
     " content TEXT NOT NULL)",
 )
 
-
 CREATION = (
     *(f"CREATE TABLE IF NOT EXISTS {table}" for table in TABLES),
     *(
@@ -80,7 +75,6 @@ CREATION = (
     ),
 )
 
-
 MIGRATIONS = {  # to the version after
     1: tuple(
         f"ALTER TABLE rows ADD COLUMN {name} TEXT NOT NULL DEFAULT ''"
@@ -88,12 +82,10 @@ MIGRATIONS = {  # to the version after
     ),
 }
 
-
 # the fields of nights.NightLaunch behind the row's key
 LAUNCHES = """SELECT rows.key, runs.id, launch, night, fingerprint, median, samples, manner,
   unfit, started
   FROM rows JOIN runs ON runs.id = rows.run WHERE machine = ? ORDER BY started, runs.id, launch"""
-
 
 CASES = """SELECT key, spec FROM cases
   WHERE key IN (SELECT rows.key FROM rows JOIN runs ON runs.id = rows.run WHERE machine = ?)"""

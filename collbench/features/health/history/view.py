@@ -38,15 +38,11 @@ from collbench.suite.case import Case
 
 BARS = "▁▂▃▄▅▆▇█"
 
-
 DRAWN = 50  # bars in a line, if there is room
-
 
 NAMED, FIGURED = 48, 44  # columns of a row's name at most, and of the figures beside it
 
-
 RANGE = 0.1  # the least that a line of bars spans, as a share: noise shall not look like a mountain
-
 
 FIGURES, CURVES = 40, 12  # of a page, and of a figure
 

@@ -36,29 +36,21 @@ from collbench.records import stats
 
 Group = tuple[int, ...]
 
-
 Search = Generator[
     list[Group], Sequence[float], "Located"
 ]  # yields rounds, is sent what each group reached
 
-
 FEW = 8  # hosts up to which all pairs are measured
-
 
 GROUPS = 8  # of a screening
 
-
 CONFIRMED = 3  # slow tests that name a culprit
-
 
 CLEARED = 2  # groups in which a host was fine
 
-
 PASSES = 6
 
-
 ITERATIONS, NEGLIGIBLE = 30, 1e-4  # at most so many; change of the lost share that ends them
-
 
 UNLIKELY = 0.01  # no test is taken to err more seldom
 

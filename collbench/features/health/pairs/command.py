@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "csv", "json")
 
-
 AMONG = ("all", "node", "inter", "rail")
 
 

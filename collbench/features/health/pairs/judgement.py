@@ -31,28 +31,20 @@ from collbench.suite.case import Case
 
 _T = TypeVar("_T")
 
-
 Rates = Mapping[Pair, float]  # of pairs (low, high); the more the better, 0 where nothing came
-
 
 FAR = 4.0  # robust standard deviations below the middle
 
-
 LEAST = 0.90  # of the middle: what reaches it is no concern, however exactly it is known
-
 
 NOISE = 0.005  # of logarithms: no scatter is taken for smaller
 
-
 MANY = 0.75  # of a host's ranks or of the links between two racks, for them to be named instead
-
 
 MIN_PAIRS = 3  # alike, for one of them to stand out
 
-
 # kinds of near and of far pairs, and the kind that both are of
 NEAR_AND_FAR = (("numa", "numas", "host"), ("rack", "racks", "hosts"))
-
 
 WORDS = {
     "numa": "on one NUMA node",
@@ -360,7 +352,6 @@ ADVICE = {
     ),
     "link": "both ends are well with others: look at cables, switch ports and routes between them",
 }
-
 
 WHICH_WAY = "; collbench pairs --one-way tells which direction is slow"
 

@@ -19,9 +19,7 @@ from collbench.show.words import list_caveats
 
 SHOWN = 16  # ranks up to which the matrix is shown
 
-
 WORST = 8
-
 
 COLUMNS = ("a", "b", "host_a", "host_b", "apart", "busbw", "time_ns", "share", "injected")
 

@@ -46,40 +46,29 @@ from collbench.show.views.gauges import parse_time
 
 SCHEMA = 1  # of the JSON
 
-
 NAGIOS: dict[State, tuple[int, str]] = {
     "healthy": (0, "OK"),
     "unhealthy": (1, "WARNING"),
     "no verdict": (3, "UNKNOWN"),
 }
 
-
 CRITICAL, UNKNOWN = (2, "CRITICAL"), NAGIOS["no verdict"]
-
 
 MARKS: dict[State, str] = {"healthy": "✅", "unhealthy": "❌", "no verdict": "❔"}
 
-
 STATES: tuple[State, ...] = ("healthy", "unhealthy", "no verdict")
-
 
 LINE = 500  # characters of a line for a chat
 
-
 GROUP = "collbench.health"  # of its JUnit cases
-
 
 HOSTS = 200  # lines of the grid: those with findings first
 
-
 CLUSTER = "cluster"
-
 
 WEIGHTS: dict[State, Weight] = {"healthy": "good", "unhealthy": "bad", "no verdict": "notice"}
 
-
 GRAVITY: dict[Severity, Weight] = {"critical": "bad", "warning": "bad", "hint": "notice"}
-
 
 OUTCOMES: dict[str, Weight] = {
     "passed": "good",
@@ -88,16 +77,13 @@ OUTCOMES: dict[str, Weight] = {
     "not applicable": "",
 }
 
-
 CHECKS = (
     Column("check", "wrap"),
     Column("outcome", "wrap"),
     Column("what was seen, or is missing", "wrap", dim=True),
 )
 
-
 CELLS = {"passed": "✓", "found": "✓", "no data": "?", "not applicable": "-"}
-
 
 LEGEND = (
     "✓: nothing found; ?: no data, which is no pass. The first line is about all hosts together."

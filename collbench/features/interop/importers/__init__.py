@@ -41,15 +41,11 @@ from collbench.suite.policy import Policy
 
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
 
-
 MOST_RECORDS = 20_000  # of a log
-
 
 MOST_LOGGED = 1 << 16  # ranks of a log, each of which is described
 
-
 MOST_FACT = 60  # characters of what tells tables apart
-
 
 MOST_NS = 1e15  # of a call, eleven days
 
@@ -93,7 +89,6 @@ FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl
     ),
 }
 
-
 # tables that look like one of these, and are of none of them or do not say all of their cases
 OTHERS = {
     "collbench in IMB's columns": re.compile(
@@ -103,7 +98,6 @@ OTHERS = {
         r"^# *(?:Initializing MSCCL\+\+|minBytes.* kernel num)", re.MULTILINE
     ),
 }
-
 
 JSON = re.compile(r"\s*[\[{]\s*[\"{]")
 

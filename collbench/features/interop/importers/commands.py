@@ -13,36 +13,26 @@ from collbench.machine import variables
 
 PROGRAM = re.compile(r"(?:^|[\s/])\w+?_perf\w*(?![\w/])")  # not a folder
 
-
 LAUNCHERS = "mpirun|mpiexec|orterun|prterun|prun|srun|aprun|jsrun|ibrun|yhrun"
-
 
 LAUNCH = re.compile(rf"(?:^|[\s/;&(])(?:{LAUNCHERS})(?:\.\w+)?\s+(?:[-./~$]|osu_|IMB-)")
 
-
 TEST = re.compile(r"\W*(\w+?)_perf\w*")  # a program, without the folders it is in
-
 
 TESTS = {
     *(name for row in COLLECTIVES.values() for name in (row.name, *row.aliases)),
     *("hypercube", "all_reduce_bias"),  # which collbench has no collective for
 }
 
-
 BENCHMARK = re.compile(r"(?:^|/)(?:osu_[a-z]\w*|IMB-\w+|\w+_perf\w*)$")
-
 
 CALL = re.compile(r"(?:^[\s+$>]*(?:\w+=\S+\s+)*|/)(?:osu_[a-z]\w*|IMB-\w+)(?=\s|$)")
 
-
 RANKS = ("-n", "-np", "--np", "--n", "--ntasks")
-
 
 NODES = ("-N", "--nodes", "-nodes")
 
-
 PER_NODE = ("--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-perhost", "--npernode")
-
 
 MAX_TOLD = 1 << 20  # ranks that an option can mean
 

@@ -32,15 +32,11 @@ NAMES = {
     "Reduce": ("reduce", False),
 }
 
-
 MARK = "inspector_output_format_version"  # in every line
-
 
 UNTOLD = "datatype, reduction, root and placement are not in it"
 
-
 LONGEST = 1 << 16  # bytes of a line: with events of all channels some 12 KiB
-
 
 MOST_US = int(MOST_NS / 1e3)
 

@@ -52,12 +52,9 @@ TESTS = {
     "barrier": Test("barrier"),
 }
 
-
 OSU = {**TESTS, "reduce_scatter_block": Test("reduce_scatter")}
 
-
 IMB = {**TESTS, "reduce_scatter_block": Test("reduce_scatter", True), "sendrecv": Test("sendrecv")}
-
 
 OTHERS = {
     "latency": "half the round trip of a ping-pong is no sendrecv",
@@ -65,7 +62,6 @@ OTHERS = {
     "pingping": "two messages that cross are no ring of sendrecv",
     "exchange": "exchange with both neighbours is no sendrecv",
 }
-
 
 TYPES = {
     "char": "int8",
@@ -82,24 +78,19 @@ TYPES = {
     "long": "int64",
 }
 
-
 LIBRARIES = {"NCCL": "nccl", "RCCL": "nccl"}  # what is not MPI, by the backend it is to us
-
 
 OSU_HEAD = re.compile(
     r"# ?OSU (?P<library>\w+)(?P<memory>(?:-[A-Z]+)?(?: MANAGED)?) (?P<test>.+?)(?: Latency)? Test"
     r"(?: v(?P<version>\S+))?\s*$"
 )
 
-
 OSU_COLUMNS = re.compile(
     r"Size|(?P<rank>Avg |Min |Max )?Lat(?:ency)? ?\(us\)|Iterations|Validation|P\d+ Tail"
     r" Lat\(us\)|Transmit Size"
 )
 
-
 INTEL_HEAD = re.compile(r"^# ?Benchmarking \S|Intel ?\(R\) MPI Benchmarks [^,]+,")
-
 
 IMB_COLUMNS = {
     "t_min[usec]": "Min",
@@ -111,9 +102,7 @@ IMB_COLUMNS = {
     "repetitions": "Iterations",
 }
 
-
 UNUSED_COLUMNS = ("Mbytes/sec", "Msg/sec", "t[usec]")
-
 
 FAILURE = re.compile(
     r"DATA VALIDATION ERROR|Validation (?:failed|error)|^\d+: Error \w+, ?size", re.IGNORECASE

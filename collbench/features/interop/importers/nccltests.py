@@ -41,26 +41,21 @@ from collbench.suite.policy import MOST_SAMPLES, Policy
 
 FOREIGN = re.compile(r"[NR]CCL version .*")
 
-
 LIBRARY = re.compile(r"\b([NR]CCL) version (?:: )?(\S+)")
-
 
 VERSION = re.compile(
     r"#? ?(nccl-tests|rccl-tests|collbench)(?: version|: Version) (\S+)(?:.* nccl-library=(\d+))?"
 )
-
 
 SETTINGS = re.compile(
     r"(nThread|nGpu|warmup ?iter|agg iter|iter|validation|graph|unalign)s?:? (\d{1,9})",
     re.IGNORECASE,
 )
 
-
 DEVICE = re.compile(
     r"#?\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([^\]]*)\]"
     r" ?(.*)"
 )
-
 
 OURS = re.compile(
     r"# implementation: (?P<label>\S+), ranks (?P<n>\d{1,9}), mode (?P<mode>\w+)(?:, splits"
@@ -69,21 +64,15 @@ OURS = re.compile(
     r"(?:, env (?P<env>.*?(?=, library |$)))?(?:, library (?P<library>.*))?"
 )
 
-
 REPEATED = re.compile(r"# repeated: the columns (in|out of) place")
-
 
 ROW = re.compile(r"(?<!\S)\d{1,18}\s+\d{1,18}\s+[A-Za-z_]\w*(?!\S)")
 
-
 KNOWN_ROW = re.compile(rf"(?<!\S)\d{{1,18}}\s+\d{{1,18}}\s+(?:{TYPES})(?!\S)")
-
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
-
 MEASURES = ("algbw", "busbw", "#wrong", "error", "hipevt")
-
 
 RANKS = {
     "rank 0": "rank 0",
@@ -91,7 +80,6 @@ RANKS = {
     "fastest rank": "fastest",
     "slowest rank": "slowest",
 }
-
 
 SPELLED = {"char": "int8", "mulsum": "premul_sum", "": "none"}
 

@@ -30,12 +30,9 @@ from collbench.records.types import ToolTime
 
 NAMES = {"collective": "name", "#wrong": "wrong"}  # the CSV's, where the JSON has others
 
-
 FLAT_CSV = re.compile(r'^[\s"]{0,9}(?:numCycle|collective)"? ?, ?"?\w', re.MULTILINE)
 
-
 FLAT_JSON = re.compile(r'"(?:numCycle|inPlace|algBw)"\s*:')
-
 
 LAYOUT = ("nodes", "ranks", "ranksPerNode", "gpusPerRank")  # of one number of ranks there are many
 

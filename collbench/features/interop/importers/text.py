@@ -18,12 +18,9 @@ from collbench.core.files import recognise_archive
 
 MOST_BYTES = 16 << 20  # of a log, unpacked, without what the library says of itself
 
-
 MOST_READ = 256 << 20  # bytes with all of that
 
-
 MARK = " NCCL "  # in each line that NCCL writes of itself: with NCCL_DEBUG most of a log
-
 
 # A time stamp (of warnings, since NCCL 2.26), host, process and thread, device, for TRACE a time,
 # for WARN and TRACE the line of the source. A number may be glued to the host where it tore a row.
@@ -32,57 +29,42 @@ LIBRARY_LINE = re.compile(
     r"(?:\[-?\d{1,4}\] )?(?:\d+\.\d+ )?(?:[\w./+-]{1,160}+:\d{1,6} )?NCCL [A-Z]+\b"
 )
 
-
 NUMBER = re.compile(r"(?<!\S)-?\d[\d.]*(?!\S)")
-
 
 # as tables print them; 0 is the only whole number that begins with 0
 PRINTED = r"-1|N/A|-?nan|inf|0(?![\d.])|0(?=\d)|\d+\.\d{1,2}|\d+(?:e[+-]\d+)?"
 
-
 MOST_HOSTS = 4096  # whose lines are kept once each, to know them by where they tear a row
-
 
 WRAPPED = re.compile(
     rb'"(log|message|MESSAGE|msg)"\s*:\s*"'
 )  # a line of Docker's or journald's JSON
 
-
 MOST_WRAPPED = 1 << 16  # bytes of such a line
-
 
 MOST_PACKED = MOST_BYTES  # of a gzipped log
 
-
 MOST_PARTS = 20_000  # that a gzipped log is made of, each of which takes time however small it is
-
 
 PART = b"\x1f\x8b\x08"  # how one begins; elsewhere in a packed file these bytes are rare
 
-
 MOST_LINES = 300_000  # that are not empty
-
 
 MOST_EMPTY = MOST_READ // 32  # as those are left that NCCL wrote
 
-
 MOST_VALUES = 1_000_000  # of JSON or CSV, each an object of its own when it is read
-
 
 # what mpirun --tag-output and srun --label write before each line
 LABELLED = r"\[[^]\s]*\d+,\d+\]<std\w+>: ?|[ \t]*\d+: "
 
-
 # what stands before the first line of a test's settings
 LABELLED_HEAD = re.compile(r"(\S[^#\n]{0,79}?)# *nThreads?:? \d")
-
 
 # what stands before the '#' of a line that benchmarks begin with one
 PREFIXED = re.compile(
     r"([^#]{1,160}+)#(?=#? *(?:nThread|Using devices|Rank +\d|size +count|Size|OSU|processes"
     r"|bytes|Benchmarking|Datatype|Out of bounds|Avg bus|Collective test|(?:nccl|rccl)-tests))"
 )
-
 
 # how lines begin that benchmarks begin with a '#', which web forms swallow
 UNHASHED = re.compile(
@@ -93,12 +75,9 @@ UNHASHED = re.compile(
     r"|MPI_Datatype|\S*IMB-\w)"
 )
 
-
 MOST_SHAPES = 64  # of prefixes that are cut off
 
-
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")  # which no file can hold as it is
-
 
 LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 

@@ -43,12 +43,9 @@ from collbench.suite.policy import Policy
 
 REMARKS = 8
 
-
 COMPARED = 2000  # cases of which efficiency is worked out
 
-
 LINES, ALL = 40, 120  # in a figure, and in a section
-
 
 MANNER = (
     ("agg_iters", "-m {}"),
@@ -58,7 +55,6 @@ MANNER = (
     ("register", "-R {}"),
     ("cache", "--cache {}"),
 )
-
 
 EFFICIENCIES = (  # a field of Merit, what it is called, and how to read it
     (
@@ -74,15 +70,11 @@ EFFICIENCIES = (  # a field of Merit, what it is called, and how to read it
     ),
 )
 
-
 Where = tuple[str, ...]
-
 
 WHERE = ("collective", "ranks", "type", "mode")
 
-
 OVER = 1.5  # of sendrecv's busbw: more is no merit of what reaches it
-
 
 MEANT = (
     "Link efficiency: busbw over that of sendrecv at the same size, ranks, datatype and backend."

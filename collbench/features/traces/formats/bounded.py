@@ -159,7 +159,6 @@ VALUE = re.compile(
 OR_DEEP = f"or has lists and objects more than {DEEP} deep"
 SPACE = re.compile(rb"[ \t\r\n]*+")
 
-
 TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[^\s{}\[\],:"]++', re.DOTALL)
 LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null")
 ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[\x00-\x1f\\]')

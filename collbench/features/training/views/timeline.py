@@ -15,9 +15,7 @@ from collbench.show.figure_style import COLOURS, escape_plotly, join_hover, thin
 
 RANKS = 8  # of a timeline
 
-
 BARS = 600  # of each kind, of a timeline
-
 
 ROW = 0.84  # of the height that a timeline has for a rank
 
@@ -64,7 +62,6 @@ def draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Fig
 
 
 SAVED = COLOURS[2]  # what makes a step shorter
-
 
 SHOWN = {"computation": COLOURS[0], "communication": COLOURS[1], "waiting": COLOURS[8]}
 

@@ -33,7 +33,6 @@ FORESEEN = Failure("no such thing here", "take another")
 STARVED = Failure("ran out of memory (MemoryError: planted)", "free some", own=True)
 FAULTY = Failure("raised KeyError: 'planted'", traceback="Traceback of rank 1\n", own=True)
 
-
 TERMINATED = Death.by(-signal.SIGTERM, "")
 
 
