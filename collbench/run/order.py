@@ -62,6 +62,8 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     every, skips = suite.expand()
     if order.resumed and not suite.names_modes:
         every = _keep_modes(every, order.resumed)
+        left_out = _keep_modes([skip.case for skip in skips], order.resumed)
+        skips = [Skip(case, skip.reason) for case, skip in zip(left_out, skips, strict=True)]
     faults.refuse_faults(every, suite.policy)
     elsewhere = order.source or join.detect_launcher(
         order.launcher
@@ -95,11 +97,11 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
         find_subject,
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
-    left_out = [skip for skip in skips if skip.case not in done]
+    untold = [skip for skip in skips if skip.case not in done]
     shown_cases = {case for job in jobs for case in job.case.siblings}
     shown_cases |= {line.case for line in earlier.reported if isinstance(line, Record)}
     cases = [case for case in every if case in shown_cases]
-    return Prepared(suite, jobs, left_out, cases, earlier)
+    return Prepared(suite, jobs, untold, cases, earlier)
 
 
 def _keep_modes(cases: Sequence[Case], resumed: RunFile) -> list[Case]:

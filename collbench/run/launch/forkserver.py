@@ -238,10 +238,12 @@ class Server:
 
     def serve(self) -> None:
         """Fork ranks and tell of their ends, until the parent is gone; then end those left."""
+        server = os.getpid()
         try:
             self._serve_parent()
         finally:
-            self._end_ranks()
+            if os.getpid() == server:  # and not a forked rank that fails
+                self._end_ranks()
 
     def _serve_parent(self) -> None:
         while True:
@@ -375,8 +377,9 @@ class Server:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with suppress(OSError):  # a closed pipe, a full disk
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(status)
 
     def _reap(self) -> None:

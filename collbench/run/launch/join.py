@@ -473,7 +473,7 @@ class Joined(World):
                 RunBroken(
                     f"{who}: all ranks started, but {late}; {where}",
                     "set GLOO_SOCKET_IFNAME to an interface by which all hosts reach each other, or"
-                    f" {environments.hint_limit(self._seconds)}",
+                    f" {environments.hint_limit(seconds)}",
                 )
             )
         finally:

@@ -392,7 +392,7 @@ class SshHosts(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             axes,
             per_host=axes.per_host or per_host,
-            uneven_hosts=not self.local_n,
+            uneven_hosts=len({*counts}) > 1,
             cores=cores,
         )
 

@@ -209,7 +209,7 @@ class Sampler:
 
     timed_by: Literal["host", "device"] = "host"
     # why samples are replaced, and what helps if all are
-    cause, remedy = "late start", '--sync barrier (in a suite: sync = "barrier" in [axes])'
+    cause, remedy = "late start", '--sync barrier (in a suite: sync = "barrier" in [policy])'
 
     def __init__(
         self,

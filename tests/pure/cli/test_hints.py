@@ -107,7 +107,7 @@ def list_hints() -> Iterator[tuple[str, str]]:
 
 
 TITLES = {  # of no command with options
-    *("help", "list", "report -->", "history of {}", "history baseline accept wrote"),
+    *("help", "list", "report -->", "history of {}"),
 }
 VALUES = re.compile(r"[A-Z@/.{0-9]|'|.*[_./=:{…]|(words|gloo|json)?$")  # of options, but no prose
 

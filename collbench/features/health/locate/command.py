@@ -321,9 +321,9 @@ def run_search(
         raise KeyboardInterrupt
     if reporter.ended is None:
         return None
+    _refuse_without_rate(searching.without_rate, reporter.file)
     if searching.refusal:
         raise NoVerdict(searching.refusal)
-    _refuse_without_rate(searching.without_rate, reporter.file)
     if searching.located is None:
         raise CannotRun(
             "the search for the slow rank ended before it named one or cleared all",
