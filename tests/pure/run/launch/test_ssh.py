@@ -276,14 +276,21 @@ def test_ranks_are_all_slots_unless_fewer_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "name"),
-    [("a:4,b:4,c:4,d:4", "hierarchical:group=4"), ("a:2,b:8,c:6", "hierarchical")],
+    ("hosts", "ranks", "name"),
+    [
+        ("a:4,b:4,c:4,d:4", (), "hierarchical:group=4"),
+        ("a:2,b:8,c:6", (), "hierarchical"),
+        ("a:8,b:8", (12,), "hierarchical"),  # 8 and 4 of them
+        ("a:4,b:4,c:2", (8,), "hierarchical:group=4"),
+    ],
 )
 def test_a_cases_name_depends_on_no_mode_and_on_no_host_among_unlike_ones(
-    hosts: str, name: str, monkeypatch: pytest.MonkeyPatch
+    hosts: str, ranks: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "gather_cores", lambda _, listed: [1, *[64] * (len(listed) - 1)])
-    axes = msgspec.structs.replace(AXES, collectives=("all_reduce",), algorithms=("hierarchical",))
+    monkeypatch.setattr(ssh, "gather_cores", lambda _, listed: [*[64] * (len(listed) - 1), 1])
+    axes = msgspec.structs.replace(
+        AXES, collectives=("all_reduce",), algorithms=("hierarchical",), ranks=ranks
+    )
     for modes in ((), ("host",)):
         resolved = SshHosts(parse_hosts(hosts)).resolve(msgspec.structs.replace(axes, modes=modes))
         assert {case.algorithm for case in expand_axes(resolved)[0]} == {name}
