@@ -297,9 +297,14 @@ def _script_json(value: Any) -> str:
 
 
 def _pack_rows(rows: list[dict[str, Any]]) -> str:
-    """Rows as base64 of compressed JSON, {name: values}: names stand once."""
+    """Rows as base64 of compressed JSON, {name: values}: names stand once. Derived figures keep 6
+    digits."""
     if not rows:
         return ""
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns = {name: [_shorten_number(row.get(name)) for row in rows] for name in names}
     return base64.b64encode(gzip.compress(encode_json(columns), 6, mtime=0)).decode()
+
+
+def _shorten_number(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

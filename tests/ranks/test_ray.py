@@ -134,6 +134,8 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
         "2",
         "--algo",
         "native,ring",
+        "--mode",
+        "host",  # by default that of the nodes' CPUs, of which Ray was told other numbers
         "--format",
         "nccl",
     )
