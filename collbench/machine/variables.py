@@ -1,9 +1,12 @@
-"""Environment variables that a run records, without what looks like a secret."""
+"""Environment variables: those that a run records, without what looks like a secret, and
+defaults for a while."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from collbench.core.backend_info import list_settings
 from collbench.core.text import readable_text
@@ -96,3 +99,16 @@ def mask_text(text: str) -> str:
     U+FFFD stands for each byte that is not UTF-8."""
     hidden = DEVICE_UUID.sub(lambda m: hash_identity(m[0]), readable_text(text))
     return secrets.mask_secrets(hidden)
+
+
+@contextmanager
+def set_defaults(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that the user has not set, for a while: those of processes that are
+    started later are as they were."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment, sysfs, topology
+from collbench.machine.variables import set_defaults
 from collbench.run.backends._torch_refusal import missing_gpu
 from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
@@ -156,7 +157,8 @@ def map_symmetric(
     with (
         control.refusing_alike(),
         _guard_mapping(),
-        _set_defaults({} if multicast else WITHOUT_MULTICAST),
+        # torch looks at them at each rendezvous, and other backends here want others
+        set_defaults({} if multicast else WITHOUT_MULTICAST),
     ):
         handle = symmetric.rendezvous(memory, group)
     return memory, handle
@@ -180,19 +182,6 @@ def _guard_mapping() -> Iterator[None]:
             f"the GPUs do not map each other's memory: {first_line(e)}",
             "use --backend nccl, or --backend symm --virtual-ranks, which needs one GPU only",
         ) from e
-
-
-@contextmanager
-def _set_defaults(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that the user has not set, for a while: torch looks at them at each
-    rendezvous, and other backends of this process want others."""
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def symmetric_memory() -> Any:

@@ -6,9 +6,8 @@ Nothing received here is unpickled: times travel as int64 arrays, everything els
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import Groups
 from collbench.machine import environment
+from collbench.machine.variables import set_defaults
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.meeting import Request
 from collbench.survive.encoding import encode_json
@@ -36,18 +36,11 @@ LONG = timedelta(
 _BULK = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
 
 
-@contextmanager
-def batch_store_requests() -> Iterator[None]:
+def batch_store_requests() -> AbstractContextManager[None]:
     """Have Gloo's groups that are made within ask their store for the addresses of 128 ranks at a
     time, each as short in a large world as in a small one. The user's settings stand, and those of
     processes that are started later are as they were."""
-    added = {name: value for name, value in _BULK.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+    return set_defaults(_BULK)
 
 
 class Control:
