@@ -147,8 +147,8 @@ def _explain_more(record: Record, world: World | None, wire: float) -> Traffic:
         return Traffic(wire, data, f"{sends}: {why}")
     relayed = _bound_relayed_share(record, world) * data / wire
     if relayed >= NOISE and data - relayed <= SILENT[1]:
-        twice = "with PXN, data may cross NVLink before the network card and be counted twice"
-        return Traffic(wire, moves=f"{sends}: {twice}")
+        reason = "with PXN, data may cross NVLink before the network card and be counted twice"
+        return Traffic(wire, moves=f"{sends}: {reason}")
     why = "messages sent again, other traffic, or another algorithm"
     return Traffic(wire, data, f"{sends}: {why}")
 

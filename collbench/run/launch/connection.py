@@ -19,7 +19,7 @@ from collbench.core.errors import CannotRun, RunBroken
 from collbench.core.version import __version__
 from collbench.machine import environment
 from collbench.run.launch.board import Place
-from collbench.run.launch.environments import Membership, hint_limit
+from collbench.run.launch.environments import STARTED_ALIKE, Membership, hint_limit
 from collbench.run.launch.meeting import (
     HELLO_SECONDS,
     LINE_LIMIT,
@@ -40,8 +40,6 @@ from collbench.run.launch.meeting import (
 ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
 
 _PAUSE = 0.1
-
-_STARTED = "check that all ranks were started with the same command line"
 
 
 class Connection:
@@ -74,7 +72,7 @@ class Connection:
             raise RunBroken(f"{self._who()} lost rank 0 before all had come: {e}") from e
         if verdict.refused:
             if verdict.late:
-                raise RunBroken(verdict.refused, _hint_absence(_STARTED, doors, seconds))
+                raise RunBroken(verdict.refused, _hint_absence(STARTED_ALIKE, doors, seconds))
             raise CannotRun(
                 verdict.refused,
                 verdict.hint

@@ -278,6 +278,10 @@ def name_launcher(launcher: str) -> str:
     return launcher if launcher in titles else ""
 
 
+# the hint where ranks do not find each other
+STARTED_ALIKE = "check that all ranks were started with the same command line"
+
+
 def hint_limit(seconds: float, factor: float = 2.5) -> str:
     """What to do where a limit of so many seconds has passed that -T sets."""
     longer = f"{round(factor * seconds, 1):g}"

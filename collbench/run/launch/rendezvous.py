@@ -333,8 +333,7 @@ def tell_address(member: Membership, address: str, seconds: float) -> tuple[str,
 
 
 def _hint_absence(seconds: float) -> str:
-    check = "check that all ranks were started with the same command line"
-    return f"{check}, or {environments.hint_limit(seconds)}"
+    return f"{environments.STARTED_ALIKE}, or {environments.hint_limit(seconds)}"
 
 
 def _describe_absence(member: Membership, seconds: float) -> str:
