@@ -51,7 +51,8 @@ def digest_real() -> str:
 
 
 def read_real() -> Real:
-    """The launches, each with the rows of the larger sizes that all of them have, of both sides."""
+    """The launches, each with the rows of the larger sizes that all of them have, of both sides.
+    Launches that took only what was undecided yet are left out."""
     files = [run_file.read_file(path) for path in list_real()]
     by_round: dict[tuple[int, int], list[tuple[World, Record]]] = {}
     for file in files:
@@ -60,6 +61,8 @@ def read_real() -> Real:
             world = worlds[record.world]
             if record.status == "ok" and record.case.nbytes >= 16 << 10:
                 by_round.setdefault((world.stage, world.round), []).append((world, record))
+    fullest = max(map(len, by_round.values()))
+    by_round = {at: members for at, members in by_round.items() if 2 * len(members) > fullest}
     shared = set.intersection(*({_name_row(r) for _, r in m} for m in by_round.values()))
     launches = [
         (members[0][0], [record for _, record in members if _name_row(record) in shared])
