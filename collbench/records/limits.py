@@ -52,10 +52,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     launches: int = 0
 
 
-def judge_limits(*files: RunFile, min_launches: int = 1) -> list[Held]:
+def judge_limits(
+    *files: RunFile, min_launches: int = 1, despite: Collection[str] = ()
+) -> list[Held]:
     """Every row that has a limit, over the launches of all ``files``, which are runs of one suite,
     against each of its limits; a wanted size that has no row, and the averages. Rows without a
-    busbw by their nature, such as a barrier's, have none. ``min_launches`` as in hold_row."""
+    busbw by their nature, such as a barrier's, have none. ``min_launches`` and ``despite`` as in
+    hold_row."""
     limited = [
         (threshold.match, limit)
         for threshold in files[0].run.suite.thresholds
@@ -66,18 +69,25 @@ def judge_limits(*files: RunFile, min_launches: int = 1) -> list[Held]:
         result
         for match, limit in limited
         for result in _hold_rows(
-            limit, {c: rows[c] for c in rows if c.row.moves_data and c in match}, min_launches
+            limit,
+            {c: rows[c] for c in rows if c.row.moves_data and c in match},
+            despite,
+            min_launches,
         )
     ]
 
 
-def _hold_rows(limit: Limit, cases: Launches, min_launches: int) -> list[Held]:
+def _hold_rows(
+    limit: Limit, cases: Launches, despite: Collection[str], min_launches: int
+) -> list[Held]:
     """The answer of a limit for each row that it is about."""
     tables: dict[tuple[Any, ...], dict[Case, Sequence[Row]]] = defaultdict(dict)
     for case, launches in cases.items():
         tables[_table_key(case)][case] = launches
     if limit.average:
-        averages = [_hold_average(limit, members, min_launches) for members in tables.values()]
+        averages = [
+            _hold_average(limit, members, despite, min_launches) for members in tables.values()
+        ]
         return averages or [_hold_absent(limit, "average")]
     results: list[Held] = []
     for members in tables.values():
@@ -88,7 +98,7 @@ def _hold_rows(limit: Limit, cases: Launches, min_launches: int) -> list[Held]:
             if case.nbytes == nbytes and not _is_form_skipped(case, members)
         ]
         results += [
-            hold_row(limit, case, members[case], min_launches=min_launches) for case in matching
+            hold_row(limit, case, members[case], despite, min_launches) for case in matching
         ]
         if not matching:
             first = next(iter(members))
@@ -137,7 +147,7 @@ def hold_row(
     """The answer of a limit for one row, over its launches. ``despite`` are flags that do not
     forbid one; a row that rests on fewer than ``min_launches`` launches has none."""
     about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
-    fit = select_deciding(launches)
+    fit = select_deciding(launches, despite)
     left_out = [cycle for row in launches for cycle in row.left_out]
     broken = [cycle for cycle in left_out if cycle.unfit in ("wrong", "failed")]
     if broken or not fit:
@@ -160,12 +170,14 @@ def hold_row(
     return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why), launches=count)
 
 
-def _hold_average(limit: Limit, cases: Launches, min_launches: int) -> Held:
+def _hold_average(
+    limit: Limit, cases: Launches, despite: Collection[str], min_launches: int
+) -> Held:
     """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
     is wide enough even if all err the same way."""
     ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
     results = [
-        hold_row(limit, case, launches, min_launches=min_launches) for case, launches in ran.items()
+        hold_row(limit, case, launches, despite, min_launches) for case, launches in ran.items()
     ]
     first = next(iter(cases))
     name = f"average of {first.collective} on {format_count(first.n, 'rank')}, {first.label}"

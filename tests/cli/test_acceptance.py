@@ -143,10 +143,11 @@ def test_a_node_that_lost_a_link_between_runs_is_not_accepted(
     assert "night" not in "".join(each["advice"] for each in plain["findings"])
 
 
-def test_a_planted_fault_marks_the_certificate(said: Said, tmp_path: Path) -> None:
-    def planted(record: Record) -> Record:
-        return replace(sampled(record), injected="late:1:5ms")
+def planted(record: Record) -> Record:
+    return replace(sampled(record), injected="late:1:5ms")
 
+
+def test_a_planted_fault_marks_the_certificate(said: Said, tmp_path: Path) -> None:
     policy = Policy(inject="late:1:5ms")
     path = run_of(tmp_path, factor=1.25, policy=policy, change=planted)
     code, out, _ = said("accept", "--run", path, "--expect", table(tmp_path / "ours.toml"))
@@ -213,6 +214,16 @@ def limited(busbw: float) -> Suite:
     """A suite that wants this busbw of the largest all_reduce."""
     match = Part(collectives=("all_reduce",))
     return replace(SUITE, thresholds=(Threshold(match=match, min_busbw=(Limit(busbw=busbw),)),))
+
+
+@pytest.mark.parametrize(("busbw", "code"), [(1.0, Exit.OK), (5.0, Exit.BAD)])
+def test_a_planted_fault_can_fail_the_limits_of_the_suite(
+    said: Said, tmp_path: Path, busbw: float, code: int
+) -> None:
+    policy = Policy(inject="late:1:5ms")
+    path = run_of(tmp_path, policy=policy, change=planted, suite=limited(busbw))
+    ended, out, _ = said("accept", "--run", path)
+    assert ended == code and "TEST, fault injected (late:1:5ms)" in out
 
 
 def test_limits_of_the_suite_are_decided_by_three_launches_in_one_run_or_several(

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 from factories import case, dated, nights, swept, write
 
-from collbench.core.errors import Exit
+from collbench.core.errors import CannotRun, Exit
 from collbench.features.health import history
+from collbench.features.health.history.command import (
+    AcceptOptions,
+    HistoryOptions,
+    KeepOptions,
+    PartOptions,
+    accept,
+)
+from collbench.features.health.history.storage import Book
 from collbench.records import store
 from collbench.suite.policy import Policy
 
@@ -90,8 +98,13 @@ def test_nights_are_added_listed_and_their_trend_names_what_changed(
         and "a new segment of 7 rows begins: accepted: new switch" in after[2]
     )
 
-    again = inside("history", "baseline", "accept", "--reason", "x", "--since", "2026-02-10")
+    more = ("history", "baseline", "accept", "--reason", "x", "--since", "2026-02-10")
+    again = inside(*more, "-o", str(path))
     assert again.returncode == Exit.USAGE and "never replaced" in again.stderr
+    again = inside(*more, "--only", "broadcast")
+    assert again.returncode == 0, again.stderr
+    second = json.loads((tmp_path / "baselines" / "node1-2026-02-10-2.json").read_text())
+    assert (second["reason"], len(second["rows"])) == ("x", 7)
     other = str(tmp_path / "other.sqlite")
     assert (
         "kept; 7 rows of node1 accepted"
@@ -124,6 +137,30 @@ def test_learned_levels_catch_what_creeps(
         "1 row crept beyond the baseline" in shown
         and "against the baseline, by the last 7 nights" in shown
     )
+
+
+def test_a_level_that_the_history_does_not_take_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the same command can be given again."""
+    monkeypatch.chdir(tmp_path)
+    with history.open_book() as kept:
+        for file in nights(swept("all_reduce", sizes=[1 << 20]), 3):
+            kept.add(file)
+    given = AcceptOptions(
+        reason="new switch", history=HistoryOptions(), part=PartOptions(), keep=KeepOptions()
+    )
+
+    def refuse(*_: object) -> bool:
+        raise CannotRun("history: database is locked")
+
+    with monkeypatch.context() as locked:
+        locked.setattr(Book, "accept", refuse)
+        with pytest.raises(CannotRun, match="locked"):
+            accept(given)
+    assert not list(tmp_path.rglob("*.json"))
+    accept(given)
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["node1-2026-01-03.json"]
 
 
 def test_a_run_of_the_model_backend_becomes_a_night(inside) -> None:

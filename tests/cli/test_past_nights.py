@@ -258,6 +258,40 @@ def test_a_loss_in_one_of_two_ways_by_turns_is_found_and_named_with_its_way(book
     assert "longer with libraries.torch 2.7.0" in finding.what
 
 
+@pytest.mark.parametrize(("last", "is_advised"), [(28, False), (29, True)])
+def test_a_command_that_accepts_is_advised_of_the_way_measured_last_only(
+    book: Book, last: int, is_advised: bool
+) -> None:
+    """As it accepts that one, which on the other nights has not changed."""
+    for number in range(last):
+        book.add(alternating(number, 0.1))
+    findings = told(book, alternating(last, 0.1))
+    (finding,) = [each for each in findings if each.severity == "warning"]
+    assert "with libraries.torch 2.7.0" in finding.what
+    assert ("baseline accept" in finding.advice) == is_advised
+    assert ("after the next night with libraries.torch 2.7.0" in finding.advice) != is_advised
+
+
+def test_creep_of_a_way_is_accepted_after_a_night_of_it(book: Book) -> None:
+    for number in range(25):
+        book.add(alternating(number, 0.0))
+        if number == 11:
+            review(book, 1e6, accepted=False)
+    newer, older = told(book, alternating(25, 0.0)), told(book, alternating(26, 0.0))
+    for findings, is_advised in ((older, False), (newer, True)):
+        advice = [each.advice for each in findings if "crept" in each.what]
+        assert len(advice) == 2
+        assert all(("baseline accept" in each) == is_advised for each in advice)
+
+
+def test_of_an_older_night_the_command_is_by_what_was_measured_since(book: Book) -> None:
+    for number in range(31):
+        book.add(alternating(number, 0.1))
+    findings = told(book, alternating(29, 0.1))
+    (finding,) = [each for each in findings if each.severity == "warning"]
+    assert "after the next night with libraries.torch 2.7.0" in finding.advice
+
+
 def test_healthy_nights_of_two_ways_by_turns_find_nothing(book: Book) -> None:
     for number in range(29):
         book.add(alternating(number, 0.0))
@@ -490,10 +524,14 @@ def test_a_slower_port_is_usual_after_five_nights(book: Book) -> None:
     assert told_nights == [20, 21, 22, 23, 24]
 
 
+@pytest.mark.parametrize("rate", [0, 10, 200, 400])
 @pytest.mark.parametrize("state", ["4: ACTIVE", "1: DOWN"])
-def test_a_port_that_is_down_was_up(book: Book, state: str) -> None:
+def test_a_port_that_is_down_was_up(book: Book, state: str, rate: int) -> None:
+    """Whatever rate it reports then: that of a link that is not there."""
     for number in range(8):
         book.add(with_ports(number, {"mlx5_0:1": 200}, state=state))
-    findings = checked(book, with_ports(8, {"mlx5_0:1": 10}, state="1: DOWN")).findings
+    findings = checked(book, with_ports(8, {"mlx5_0:1": rate}, state="1: DOWN")).findings
     was_up = state == "4: ACTIVE"
     assert [f.what for f in findings] == ["is down, and was up in earlier nights"] * was_up
+    shown = [(f.evidence[0].value, f.evidence[0].expected) for f in findings]
+    assert shown == [(f"1: DOWN, {rate} Gb/sec", "ACTIVE, 200 Gb/s")] * was_up

@@ -152,6 +152,36 @@ def test_launches_of_several_runs_are_counted_together_and_each_once(average: bo
         assert (answer == "met") or "1 launch, and 2 are needed" in held.why
 
 
+def planted(record: Record, **changes: Any) -> Record:
+    return msgspec.structs.replace(record, injected="slow-rank:1:50%", **changes)
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize(("busbw", "answer"), [(9.0, "short"), (11.0, "met")])
+def test_a_planted_fault_forbids_an_answer_unless_it_is_asked_for(
+    average: bool, busbw: float, answer: str
+) -> None:
+    file = run(planted(taking(busbw)), wanted=Limit(10.0, average=average))
+    (held,) = limits.judge_limits(file)
+    assert held.answer == "no answer" and "injected" in held.why
+    (held,) = limits.judge_limits(file, despite=("injected",))
+    assert held.answer == answer
+
+
+def test_of_launches_with_a_planted_fault_those_decide_that_can_be_relied_on() -> None:
+    sound = [planted(taking(busbw, spread=1e-5)) for busbw in (9.5, 9.6, 9.7)]
+    cut = planted(taking(30.0), stop="cut")
+    records = [
+        msgspec.structs.replace(record, world=world) for world, record in enumerate([*sound, cut])
+    ]
+    worlds = [factories.world(index=index) for index in range(4)]
+    suite = run(*records).run.suite
+    (held,) = limits.judge_limits(
+        factories.make_file(records, worlds, suite=suite), min_launches=3, despite=("injected",)
+    )
+    assert (held.answer, held.launches) == ("short", 3)
+
+
 def test_one_rank_has_no_busbw() -> None:
     case = factories.case(LARGE, n=1)
     (held,) = judged(msgspec.structs.replace(taking(11.0), case=case))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from collbench.core.text import format_bandwidth, format_count, format_size
 from collbench.features.health.checks.curves import Curve, load_curves
+from collbench.features.health.checks.guidelines import is_forced
 from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.findings import Evidence, Finding, Severity, Subject
 from collbench.features.health.night import Night, Timing
@@ -177,7 +178,10 @@ def match_curves(
     shapes: Mapping[int, tuple[int, int]],
 ) -> list[Expected]:
     """What is expected of a case by each curve of its collective and size that was made the way the
-    library said it ran, which ``chose`` has by the key of cases."""
+    library said it ran, which ``chose`` has by the key of cases; nothing where a setting forced
+    that."""
+    if is_forced(case):
+        return []
     is_native = case.algorithm == "native"
     expected = []
     for curve in curves:

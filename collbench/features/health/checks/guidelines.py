@@ -105,6 +105,11 @@ class Missed(NamedTuple):
     p: float
 
 
+def is_forced(case: Case) -> bool:
+    """Whether a setting of the case's environment takes the choice from the library."""
+    return any(name in STRONG for name, _ in case.env)
+
+
 def claim_monotony(night: Night) -> list[Claim]:
     """T(n) <= 1.05 T(m), m the smallest size measured from 2n on."""
     claims = []
@@ -205,7 +210,11 @@ def claim_link(night: Night) -> list[Claim]:
 
 def _native_rows(night: Night) -> list[Timing]:
     """Rows of a library's own choice that can tell; a training step is made of many collectives."""
-    return [t for t in night.fit if t.case.algorithm == "native" and not t.case.subject]
+    return [
+        t
+        for t in night.fit
+        if t.case.algorithm == "native" and not is_forced(t.case) and not t.case.subject
+    ]
 
 
 def _size_series(night: Night) -> Iterator[list[Timing]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from collbench.core.errors import UsageError
@@ -20,7 +20,7 @@ from collbench.features.health.history.gates import LEARNING, PAST, RECENT, RERU
 from collbench.features.health.history.levels import WINDOW
 from collbench.features.health.history.outlook import Outlook, make_outlook
 from collbench.features.health.history.selection import select_rows
-from collbench.features.health.history.ways import find_past
+from collbench.features.health.history.ways import find_current, find_past
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
 from collbench.records.case_rows import gather_case_rows, smallest_change
@@ -40,13 +40,15 @@ EARLIER_NIGHTS = "earlier nights"  # what no verdict does without where there ar
 class Known(NamedTuple):
     """What the history holds of tonight's rows: all nights of this machine with tonight, what
     became of their levels, and by key the smallest change that matters. ``every``: all rows of the
-    machine up to tonight. ``selection``: options by which commands find it."""
+    machine up to tonight. ``selection``: options by which commands find it. ``current``: names of
+    the outlook's rows, in the way in which the book has them measured last."""
 
     series: Sequence[nights_.Series]
     outlook: Outlook
     taus: Mapping[str, float]
     every: Sequence[nights_.Series]
     selection: str
+    current: Collection[str]
 
 
 def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
@@ -64,10 +66,13 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     machine = book.find_machine(files[0].run.id)
     tonight, taus = nights_.nights_of(files), _list_taus(files)
     last = max((night.day for night in tonight.values()), default="")
-    every = [row.until(last) for row in book.series(machine) if row.nights[0].day <= last]
+    kept = book.series(machine)
+    every = [row.until(last) for row in kept if row.nights[0].day <= last]
     series = [row for row in every if row.key in tonight]
     outlook = make_outlook(machine, series, taus=taus)
-    return Known(series, outlook, taus, every, book.select(machine))
+    latest = {row.key: find_current(row).nights for row in kept if row.key in tonight}
+    current = {way.name for way in outlook.series if way.nights[-1] in latest[way.key]}
+    return Known(series, outlook, taus, every, book.select(machine), current)
 
 
 class Candidate(NamedTuple):
@@ -119,8 +124,8 @@ def check_past(history: Known, fresh: Fresh | None, night: Night) -> CheckResult
         *find_slowed_ports(night.files, _list_earlier_facts(history.series, last)),
         *_find_late([row for row in unjudged if row.why == LATE]),
         *_confirm_candidates(candidates, fresh),
-        *_find_shifted(history.outlook, history.selection),
-        *_find_crept(history.outlook, timings, history.selection),
+        *_find_shifted(history),
+        *_find_crept(history, timings),
     ]
     return _tell_judged(judged, unjudged)._replace(findings=findings)
 
@@ -286,20 +291,26 @@ def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str
     )
 
 
-def _advise(rows: Sequence[nights_.Series], since: str, selection: str) -> str:
-    """The commands that show how these rows changed, and that accept their level since a night:
-    of all rows of the machine, unless these are selected."""
-    selection += select_rows([row.case for row in rows])
+def _advise(rows: Sequence[nights_.Series], since: str, history: Known) -> str:
+    """The commands that show how these rows, all of one way, changed, and that accept their level
+    since a night: of all rows of the machine, unless these are selected. A level is accepted of the
+    way that was measured last: of another one the command is for a later night."""
+    selection = history.selection + select_rows([row.case for row in rows])
+    show = f"collbench history trend{selection} shows what changed when; if the change is intended,"
+    if all(row.name in history.current for row in rows):
+        accept = f"collbench history baseline accept{selection} --since {since} --reason '…'"
+        return f"{show} accept it: {accept}"
+    way = f"with {rows[0].way}" if rows[0].way else "measured so"
     return (
-        f"collbench history trend{selection} shows what changed when; if the change is intended,"
-        f" accept it: collbench history baseline accept{selection} --since {since} --reason '…'"
+        f"{show} accept it after the next night {way}: health prints the command then, as it"
+        " accepts what was measured last"
     )
 
 
-def _find_shifted(outlook: Outlook, selection: str) -> list[Finding]:
+def _find_shifted(history: Known) -> list[Finding]:
     """Levels that rose, on which neighbouring sizes agree, and that did not fall again."""
     findings = []
-    for shift in outlook.changed:
+    for shift in history.outlook.changed:
         if shift.standing and shift.delta > 0:
             rows = [
                 Evidence(
@@ -321,7 +332,7 @@ def _find_shifted(outlook: Outlook, selection: str) -> list[Finding]:
                     subject=Subject("collective", cases),
                     since=shift.day,
                     what=f"takes {shift.delta:.1%} longer{way}",
-                    advice=_advise(shift.stands, shift.day, selection),
+                    advice=_advise(shift.stands, shift.day, history),
                     evidence=rows,
                     sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
                 )
@@ -329,11 +340,11 @@ def _find_shifted(outlook: Outlook, selection: str) -> list[Finding]:
     return findings
 
 
-def _find_crept(outlook: Outlook, timings: Mapping[str, Timing], selection: str) -> list[Finding]:
+def _find_crept(history: Known, timings: Mapping[str, Timing]) -> list[Finding]:
     """A finding for each row that has become slower than its anchor, little by little."""
     findings = []
-    for series in outlook.series:
-        drift, timing = outlook.creeping.get(series.name), timings.get(series.key)
+    for series in history.outlook.series:
+        drift, timing = history.outlook.creeping.get(series.name), timings.get(series.key)
         if drift and timing:
             since = series.segments[-1].valid[-drift.nights].day
             findings.append(
@@ -341,7 +352,7 @@ def _find_crept(outlook: Outlook, timings: Mapping[str, Timing], selection: str)
                     check="history",
                     severity="warning",
                     subject=Subject("collective", describe_case(timing.case)),
-                    advice=_advise([series], since, selection),
+                    advice=_advise([series], since, history),
                     what=(
                         f"crept to {drift.delta:.1%} above its anchor, by the last {drift.nights}"
                         f" nights{f' with {series.way}' if series.way else ''}"

@@ -44,20 +44,13 @@ def check_ports(night: Night) -> CheckResult:
         rates = [
             _parse_rate(other["rate"])
             for other_file, other in ports
-            if other_file is file and _port_kind(other) == _port_kind(port)
+            if other_file is file and _is_active(other) and _port_kind(other) == _port_kind(port)
         ]
-        down = not _is_active(port)
-        slow = 0 < _parse_rate(port["rate"]) < max(rates)
+        down, usual = not _is_active(port), max(rates, default=0.0)
+        slow = 0 < _parse_rate(port["rate"]) < usual
         if down or slow:
             subject = Subject("link", f"{file.run.environment.get('host')}: {port['name']}")
-            evidence = [
-                Evidence(
-                    what="port",
-                    value=f"{port.get('state')}, {port.get('rate')}",
-                    run=file.run.id,
-                    expected=f"ACTIVE, {max(rates):g} Gb/s",
-                )
-            ]
+            evidence = [_make_evidence(file, port, usual)]
             findings[subject] = Finding(
                 check="ports",
                 severity="hint",
@@ -79,9 +72,10 @@ def check_ports(night: Night) -> CheckResult:
 def find_slowed_ports(
     files: Sequence[RunFile], earlier: Iterable[Mapping[str, Any]]
 ) -> list[Finding]:
-    """A finding for each port of the first host that runs below the rate that it had in HAD of the
-    ``earlier`` nights, whose environments these are. A host's name is none of what they tell: nodes
-    that are alike have one environment in a history."""
+    """A finding for each port of the first host that is down and was up in HAD of the ``earlier``
+    nights, whose environments these are, or runs below the rate that it had in HAD of them. A
+    host's name is none of what they tell: nodes that are alike have one environment in a
+    history."""
     rates: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for facts in earlier:
         for port in filter(_is_active, list_ports(facts)):
@@ -92,25 +86,39 @@ def find_slowed_ports(
             host, rate = file.run.environment.get("host"), _parse_rate(port["rate"])
             highest = sorted(rates[port["name"], *_port_kind(port)])[-HAD:]
             usual = highest[0] if len(highest) == HAD else 0.0
-            if 0 < rate < usual:
+            down = not _is_active(port)
+            if usual and (down or 0 < rate < usual):
                 subject = Subject("link", f"{host}: {port['name']}")
                 findings[subject] = Finding(
                     check="history",
                     severity="warning",
                     subject=subject,
                     what=(
-                        f"runs at {rate:g} Gb/s, and ran at {usual:g} Gb/s in earlier nights"
-                        if _is_active(port)
-                        else "is down, and was up in earlier nights"
+                        "is down, and was up in earlier nights"
+                        if down
+                        else f"runs at {rate:g} Gb/s, and ran at {usual:g} Gb/s in earlier nights"
                     ),
                     advice=f"{PORT_ADVICE}; {MEANT}",
                     evidence=[
-                        Evidence(
+                        _make_evidence(file, port, usual)
+                        if down
+                        else Evidence(
                             what="rate", value=rate, expected=usual, unit="Gb/s", run=file.run.id
                         )
                     ],
                 )
     return list(findings.values())
+
+
+def _make_evidence(file: RunFile, port: Mapping[str, Any], usual: float) -> Evidence:
+    """A port's state and rate, beside those of a port that is up; ``usual`` is a rate in Gb/s, 0
+    where none is known."""
+    return Evidence(
+        what="port",
+        value=f"{port.get('state')}, {port.get('rate')}",
+        run=file.run.id,
+        expected=f"ACTIVE, {usual:g} Gb/s" if usual else "ACTIVE",
+    )
 
 
 def check_counters(night: Night) -> CheckResult:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from collbench.core.errors import NoVerdict
 from collbench.core.text import format_count, format_size, plain_line
 from collbench.features.health.checks.expectations import is_in_switch, measure_busbw
+from collbench.features.health.checks.guidelines import is_forced
 from collbench.features.health.expect.nodes import (
     MIN_NODES,
     Node,
@@ -160,6 +161,7 @@ def _find_key(node: Node, timing: Timing) -> CurveKey | None:
         or case.subject
         or case.groups
         or case.background
+        or is_forced(case)
         or not case.row.moves_data
         or not 0 < measure_busbw(timing) < MAX_BUSBW
     ):

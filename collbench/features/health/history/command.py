@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,8 @@ class KeepOptions:
         Option(
             "-o",
             "--output",
-            help="Write this file. Default: baselines/MACHINE-NIGHT.json, for a repository.",
+            help="Write this file. Default: baselines/MACHINE-NIGHT.json, for a repository; the"
+            " next of a night is MACHINE-NIGHT-2.json.",
         ),
     ] = None
     debug: Debug = False
@@ -343,13 +345,13 @@ def _choose_machine(book: Book, name: str) -> str:
 
 
 def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
-    """Writes the file for the repository and keeps its content; never in place of another one."""
+    """Writes the file for the repository, never in place of another one, and keeps its content.
+    Where the history does not take that, there is no file, either."""
     from collbench.cli import outputs
     from collbench.core import files
     from collbench.features.health.history import baselines
 
-    name = re.sub(r"[^\w.-]+", "-", baseline.machine).strip("-.")
-    path = output or Path("baselines") / f"{name}-{baseline.begins}.json"
+    path = output or _choose_path(baseline)
     if path.exists():
         raise UsageError(
             f"{path} exists",
@@ -362,8 +364,22 @@ def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
             f"cannot write {path.parent}: {e.strerror}", "choose another place with -o"
         ) from e
     nbytes = files.save_text(path, baselines.render_baseline(baseline), shared=True)
-    book.accept(baseline)
+    try:
+        book.accept(baseline)
+    except BaseException:
+        path.unlink()
+        raise
     outputs.announce_file(path, nbytes, f"{_summarise_baseline(baseline)}; commit it")
+
+
+def _choose_path(baseline: Baseline) -> Path:
+    """A file that is not there yet, named after machine and night; numbered from the second on."""
+    name = re.sub(r"[^\w.-]+", "-", baseline.machine).strip("-.")
+    stem = Path("baselines") / f"{name}-{baseline.begins}"
+    numbered = (Path(f"{stem}-{number}.json") for number in itertools.count(2))
+    return next(
+        path for path in itertools.chain([Path(f"{stem}.json")], numbered) if not path.exists()
+    )
 
 
 def _summarise_baseline(baseline: Baseline) -> str:

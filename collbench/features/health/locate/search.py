@@ -117,6 +117,7 @@ class _State:
         self.rates: list[float] = []  # that these reached
         self.culprits: list[Culprit] = []
         self.suspects: set[int] = set()
+        self.doubted: set[int] = set()  # hosts that a test was to clear when the search was ended
         self.tests = self.rounds = self.confirmed = 0
         self.reference = 0.0
 
@@ -166,7 +167,7 @@ class _State:
         alpha, beta = (
             NormalDist().cdf(z / spread) for z in (cut - middle, deeper - (cut - middle))
         )
-        cleared = {host for host, times in self.fine.items() if times >= CLEARED}
+        cleared = {host for host, times in self.fine.items() if times >= CLEARED} - self.doubted
         unknown = sorted(set(range(self.n)) - cleared - self.named_hosts)
         healthy = cleared.difference(*(culprit.members for culprit in self.culprits))
         among_healthy = [
@@ -323,11 +324,12 @@ def _make_screening(state: _State, hosts: list[int], number: int) -> list[Group]
 
 class _Ask(NamedTuple):
     """A test that one line of search waits for; ``partner`` asks for a good host, none of
-    ``had``."""
+    ``had``. Until it is made the hosts of ``group`` and ``others`` are in doubt."""
 
     group: Group
     partner: bool = False
     had: frozenset[int | None] = frozenset()
+    others: Group = ()
 
 
 class _Told(NamedTuple):
@@ -344,8 +346,8 @@ def _narrow_group(state: _State, group: Group) -> Line:
     within = frozenset(group)
     while len(group) > 1:
         first, second = group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :]
-        for half in (first, second):
-            answer = yield _Ask(half, len(half) == 1, within)
+        for half, others in ((first, second), (second, ())):
+            answer = yield _Ask(half, len(half) == 1, within, others)
             if state.slow(answer.share):
                 if len(half) == 1:
                     return (
@@ -358,8 +360,9 @@ def _narrow_group(state: _State, group: Group) -> Line:
             state.clear(half)
             state.suspects -= set(half)
         else:
-            for link in sorted({(first[-1], second[0]), (second[-1], first[0])}):
-                answer = yield _Ask(link)
+            links = sorted({(first[-1], second[0]), (second[-1], first[0])})
+            for link in links:
+                answer = yield _Ask(link, others=links[-1])
                 if state.slow(answer.share):
                     return (yield from _confirm_culprit(state, link, [answer.share]))
             return None
@@ -413,7 +416,11 @@ def _search_together(
             round_.append((line, ask, group, other))
         if not round_:
             return  # no host is known to be good, and none can be told from another
-        shares = yield from state.measured([group for _, _, group, _ in round_])
+        try:
+            shares = yield from state.measured([group for _, _, group, _ in round_])
+        except Spent:
+            state.doubted = {host for _, ask in waiting for host in (*ask.group, *ask.others)}
+            raise
         for (line, ask, _, other), share in zip(round_, shares, strict=True):
             try:
                 later.append((line, line.send(_Told(share, other))))

@@ -41,7 +41,7 @@ def load(tmp_path: Path, text: str) -> list[Curve]:
     return load_curves(path)
 
 
-def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFile:
+def reaching(busbw: float, chose: Choice | None = None, row: Case = ROW, **fields: Any) -> RunFile:
     """Eight GPUs whose all_reduce of 1 GiB has this busbw in GB/s."""
     time = round(ROW.row.busbw(8) * ROW.size / busbw)
 
@@ -51,7 +51,7 @@ def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFil
         )
 
     return night(
-        rows=[ROW],
+        rows=[row],
         change=exact,
         worlds={"n": 8, "ranks": hosted(8, 8, "cuda")},
         environment=DEVICES,
@@ -254,6 +254,20 @@ def test_of_several_curves_the_lowest_at_the_size_holds(
     other = EXPECT.replace('"1K" = 0.1, "64M" = 5', points)
     seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{other}"), slower=slower)
     assert len(seen.findings) == number
+
+
+@pytest.mark.parametrize("setting", ["NCCL_ALGO", "NCCL_PROTO"])
+@pytest.mark.parametrize("backend", ["", 'backend = "nccl"'])
+def test_a_row_whose_algorithm_was_forced_is_held_to_no_limit_of_the_librarys_choice(
+    tmp_path: Path, setting: str, backend: str
+) -> None:
+    curves = load(tmp_path, f'{CURVE}severity = "critical"\n{backend}\n')
+    free, forced = (
+        msgspec.structs.replace(ROW, env=((name, "Tree"),)) for name in ("NCCL_DEBUG", setting)
+    )
+    assert [f.severity for f in looked(reaching(240, row=free), curves).findings] == ["critical"]
+    seen = looked(reaching(240, row=forced), curves)
+    assert (list(seen.findings), bool(seen.missing)) == ([], True)
 
 
 def test_a_curve_in_the_shadow_of_a_lower_one_is_not_missing(tmp_path: Path) -> None:

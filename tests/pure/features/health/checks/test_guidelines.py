@@ -94,6 +94,16 @@ def test_an_algorithm_forced_by_a_setting_counts_too() -> None:
     assert "NCCL_ALGO=Tree, launched apart, over 3 launches" in found.what
 
 
+@pytest.mark.parametrize(
+    ("check", "names"), [("composition", ["reduce_scatter", "all_gather"]), ("link", ["sendrecv"])]
+)
+def test_what_a_setting_forced_is_no_choice_of_the_librarys(check: str, names: list[str]) -> None:
+    rows = [of(name, 1 << 20) for name in ("all_reduce", *names)]
+    assert len(findings(check, {rows[0]: 20.0}, rows=rows)) == 1
+    forced = [msgspec.structs.replace(row, env=FORCED.env) for row in rows]
+    assert findings(check, {forced[0]: 20.0}, rows=[*rows, *forced]) == []
+
+
 def noted(*files: RunFile, check: str) -> tuple[str, str]:
     """What became of a check, and its note."""
     return next((c.outcome, c.note) for c in checks.judge_night(files).checks if c.check == check)

@@ -319,6 +319,18 @@ def test_a_port_slower_than_others_of_its_kind_is_a_hint() -> None:
     assert verdict.state == "healthy"
 
 
+def test_no_port_is_slower_than_one_that_is_down() -> None:
+    """Which reports a rate nonetheless."""
+    ports = {
+        "mlx5_0:1": {"rate": "25 Gb/sec (1X EDR)", "state": "4: ACTIVE"},
+        "mlx5_1:1": {"rate": "40 Gb/sec (4X QDR)", "state": "1: DOWN"},
+    }
+    verdict = judged(environment={**ENVIRONMENT, "host": "node0", "rdma": ports})
+    (finding,) = [one for one in verdict.findings if one.check == "ports"]
+    assert (finding.subject.name, finding.what) == ("node0: mlx5_1:1", "is down")
+    assert finding.evidence[0].expected == "ACTIVE, 25 Gb/s"
+
+
 def test_a_slower_port_of_another_kind_is_none_that_trained_down() -> None:
     ports = {
         "mlx5_0:1": {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE", "firmware": "28.39"},

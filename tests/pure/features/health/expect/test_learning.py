@@ -18,6 +18,7 @@ from collbench.features.health.expect import learning, nodes
 from collbench.features.health.expect.nodes import Node
 from collbench.features.health.night import Night
 from collbench.records.types import Record, RunFile
+from collbench.suite.case import Case
 
 ROWS = [case(size, name) for name in ("all_reduce", "all_gather") for size in (1 << 16, 1 << 24)]
 
@@ -98,6 +99,31 @@ def test_a_node_that_is_slow_in_one_row_is_left_out_of_that() -> None:
 
 def wrong(record: Record) -> Record:
     return msgspec.structs.replace(record, status="wrong", wrong=1)
+
+
+def test_rows_whose_algorithm_was_forced_teach_nothing() -> None:
+    """Here they are twice as slow, at the sizes at which the library chose, and at one more."""
+    forced = [
+        msgspec.structs.replace(row, env=(("NCCL_PROTO", "LL"),))
+        for row in [*ROWS, case(1 << 20, "all_reduce")]
+    ]
+
+    def learned(*more: Case) -> object:
+        rows = [*ROWS, *more]
+        slower = dict.fromkeys(ROWS, 1.0) | dict.fromkeys(more, 2.0)
+        made = [
+            night(
+                slower,
+                rows=rows,
+                sigma=0.0,
+                name=f"run-{number}",
+                worlds={"ranks": ranks([f"rack{number}"] * 4)},
+            )
+            for number in range(6)
+        ]
+        return learning.learn_table([*map(nodes.make_node, made)]).curves
+
+    assert learned(*forced) == learned()
 
 
 def test_a_node_with_wrong_data_counts_nowhere() -> None:

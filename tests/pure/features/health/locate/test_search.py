@@ -127,6 +127,45 @@ def test_a_spent_budget_leaves_open_who_was_not_cleared() -> None:
     assert searched(232, ring({7: 0.5}), Rules(budget=3))[0].open == list(range(232))
 
 
+@pytest.mark.parametrize(
+    ("n", "link", "tests"),
+    [
+        (8, (0, 7), 28),  # all pairs, and none to confirm
+        (8, (0, 7), 29),
+        (4, (1, 3), 6),
+        (12, (4, 8), 11),  # neighbours in the second screening only
+        (12, (4, 8), 12),
+    ],
+)
+def test_a_spent_budget_leaves_the_ends_of_a_link_open_that_was_slow(
+    n: int, link: Pair, tests: int
+) -> None:
+    found, _ = searched(n, ring(links={link: 0.5}), Rules(budget=tests))
+    assert (found.culprits, found.open) == ([], list(link))
+
+
+@pytest.mark.parametrize("n", [8, 12])
+def test_a_slow_link_is_cleared_by_no_budget(n: int) -> None:
+    """Nor by any time, at whose end the search is stopped before a round."""
+    link = (4, 8) if n > 8 else (0, 7)
+    whole, _ = searched(n, ring(links={link: 0.5}))
+    assert named(whole) == {link}
+    for tests in range(1, whole.tests):
+        found, _ = searched(n, ring(links={link: 0.5}), Rules(budget=tests))
+        assert not found.culprits and set(link) & set(found.open)
+
+
+def test_a_search_stopped_after_all_pairs_leaves_the_ends_of_a_slow_link_open() -> None:
+    search, rate = locate.start_search(8, DEFAULTS), ring(links={(0, 7): 0.5})
+    groups = next(search)
+    while len(groups) > 1:
+        groups = search.send([rate(group) for group in groups])
+    with pytest.raises(StopIteration) as stopped:
+        search.throw(locate.Spent())
+    assert stopped.value.value.open == [0, 7]
+    assert "not ruled out: a, h;" in findings.describe_outcome(stopped.value.value, "abcdefgh")
+
+
 def test_one_odd_test_names_nobody() -> None:
     """Whatever single test of a healthy cluster is disturbed."""
     for odd in range(20):
