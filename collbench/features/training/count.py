@@ -190,12 +190,13 @@ class Machine(NamedTuple):
 
 class Forecast(NamedTuple):
     """Seconds a step takes on a machine: whole, its computation alone, its communication alone, and
-    by phase the seconds in which some operation of the busiest rank is under way."""
+    by phase the seconds in which some operation of the busiest rank is under way, and of rank 0."""
 
     step: float
     computation: float
     communication: float
     phases: dict[tuple[str, str], float]
+    rank_0_phases: dict[tuple[str, str], float]
 
     @property
     def exposed(self) -> float:
@@ -224,14 +225,15 @@ def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) ->
         return silent(op, party) + idle(op, party)
 
     walk = Walk(step, both, actors)
+    by_actor = [dict(_list_busy(walk, actor)) for actor in range(len(walk.ops))]
     phases: dict[tuple[str, str], float] = {}
-    for actor in range(len(walk.ops)):
-        for key, seconds in _list_busy(walk, actor):
-            phases[key] = max(phases.get(key, 0.0), seconds)
+    for busy in by_actor:
+        phases |= {key: max(phases.get(key, 0.0), seconds) for key, seconds in busy.items()}
     computation, communication = (
         Walk(step, seconds, walk.actors).seconds for seconds in (silent, idle)
     )
-    return Forecast(walk.seconds, computation, communication, phases)
+    rank_0_phases = by_actor[walk.actors.kind[0]]
+    return Forecast(walk.seconds, computation, communication, phases, rank_0_phases)
 
 
 def _list_busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
