@@ -10,7 +10,14 @@ from typing import NamedTuple
 from collbench.core.collectives import COLLECTIVES, Hosts
 from collbench.core.dtypes import DTYPES
 from collbench.core.network import Link, Network, bound_on_hosts
-from collbench.features.training.step import POINT_TO_POINT, WORLD, Op, Program, Step
+from collbench.features.training.step import (
+    POINT_TO_POINT,
+    WORLD,
+    Op,
+    Program,
+    Step,
+    split_programs,
+)
 from collbench.features.training.walk import Actors, Party, Walk
 
 
@@ -69,7 +76,7 @@ def count_step(step: Step) -> Count:
     places: dict[str, dict[int, int]] = {}
     program_sums: list[tuple[int, dict[_Key, _Sum]]] = [
         (len(ranks), sums)
-        for program in step.programs
+        for program in split_programs(step)
         for ranks, sums in _sum_program(step, program, places)
     ]
     keys = dict.fromkeys(key for _, sums in program_sums for key in sums)
@@ -100,12 +107,12 @@ def count_step(step: Step) -> Count:
 def _sum_program(
     step: Step, program: Program, places: dict[str, dict[int, int]]
 ) -> Iterator[tuple[tuple[int, ...], dict[_Key, _Sum]]]:
-    """The sums of a program, for those of its ranks that keep the same blocks; ``places`` are as in
-    _divide_ranks."""
+    """The sums of a program whose ranks have groups of one size, for those that keep the same
+    blocks; ``places`` are as in _divide_ranks."""
     by_shape: dict[
         tuple[object, ...], tuple[Op, int]
     ] = {}  # the first of those alike, and how many
-    for op in program.ops if program.ranks else ():
+    for op in program.ops:
         shape = op.kind, op.phase, op.group, op.dtype, op.nbytes, op.sends
         first, number = by_shape.get(shape, (op, 0))
         by_shape[shape] = first, number + 1
