@@ -144,6 +144,18 @@ def test_messages_and_rooted_operations_are_right(backend: str, play: Play, tmp_
     )
 
 
+def test_an_operation_that_rank_0_is_alone_in_is_run_and_checked(
+    play: Play, tmp_path: Path
+) -> None:
+    path = tmp_path / "unequal.csv"
+    path.write_text(
+        "#group g 0;1-2\nranks,op,bytes,dtype,group,reduce\n0-2,all_reduce,4096,float,g,sum\n"
+    )
+    records = play(files.read_step(path))
+    assert [(r.status, r.note) for r in records] == [("ok", "")] * 3
+    assert records[-1].checked == 2 * 2 * 1024
+
+
 PLANTED = {
     "swap:1:1": (1, 1),  # what; the first operation that is wrong, and how many ranks see it
     "short:-1:2": (2, 0),

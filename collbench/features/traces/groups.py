@@ -138,12 +138,25 @@ def _move_operations(families: Families, rank: int, ops: Sequence[Op], sign: int
 
 def _describe_difference(some: Sequence[Op], others: Sequence[Op]) -> str:
     """The first operation that ranks do not both have, whatever they compute between."""
-    both = [[op for op in ops if op.kind != "compute"] for ops in (some, others)]
+    both = [_leave_out_computation(ops) for ops in (some, others)]
     for first, other in zip(*both, strict=False):
-        if replace(first, source="") != replace(other, source=""):
+        if first != other:
             return f"{first.label}, and {other.label}"
     numbers = [len(ops) for ops in both]
     return "" if numbers[0] == numbers[1] else f"the number of operations, {numbers}"
+
+
+def _leave_out_computation(ops: Sequence[Op]) -> list[Op]:
+    """The other operations, without their sources; those that they come after by their places
+    here."""
+    places: dict[int, int] = {}
+    for at, op in enumerate(ops):
+        if op.kind != "compute":
+            places[at] = len(places)
+    return [
+        replace(ops[at], source="", after=tuple(places[before] for before in ops[at].after))
+        for at in places
+    ]
 
 
 def _cover_group(families: Families, name: str, rank: int, inside: set[int]) -> None:

@@ -22,12 +22,13 @@ LEAST_NS = 1000  # of a gap: less is what a call itself takes
 class Hold(NamedTuple):
     """What the program stands still for: until when, -1 where that is unknown, and the operations
     that are waited for: all so far for none, None where they are not replayed. ``itself``: a call
-    holds it up, not a wait."""
+    holds it up, not a wait. ``is_needed``: a later call comes after it."""
 
     ends: int
     after: tuple[int, ...] | None
     phase: str
     itself: bool = False
+    is_needed: bool = False
 
 
 class Writer:
@@ -47,6 +48,9 @@ class Writer:
         self._loose: list[Hold] = []  # calls that the trace has no wait for
         waits = [(at, call) for at, call in enumerate(rank.calls) if call.kind == "wait"]
         self._waited = {number for _, call in waits for number in call.after}
+        self._needed = {
+            number for call in rank.calls if call.kind != "wait" for number in call.after
+        }
         self._all_waited = max((at for at, call in waits if not call.after), default=0)
 
     def write(self, span: tuple[int, int], times: Interval) -> list[Op]:
@@ -56,41 +60,67 @@ class Writer:
         for at in range(*span):
             call, phase = self._rank.calls[at], printable_text(self._rank.calls[at].phase)[:40]
             now, loose = self._when(call), self._is_loose(at, call)
+            if call.issued_ns < 0 and call.kind != "wait":
+                self._infer_stop(now)
             if not loose:
                 self._infer_wait(now)
             self._come_to(now, phase)
+            after = tuple(self._ids[number] for number in call.after if number in self._ids)
             if call.kind == "compute":
-                self._compute(call, phase)
-            elif call.kind == "wait":
-                ids = tuple(self._ids[number] for number in call.after if number in self._ids)
+                self._compute(call, phase, after)
+            elif call.kind == "wait" or (call.kind == "mark" and call.after):
                 none = None if call.after else ()  # of those it names, if it names any
-                self._holds.append(Hold(call.ends_ns, ids or none, phase))
+                self._holds.append(Hold(call.ends_ns, after or none, phase))
             elif call.kind not in LOCAL:
-                op = self._talk(at, call, phase)
+                op = self._talk(at, call, phase, after)
                 if loose and op is not None:
-                    self._loose.append(Hold(call.ends_ns, (op,), phase))
+                    needed = at in self._needed
+                    self._loose.append(Hold(call.ends_ns, (op,), phase, is_needed=needed))
                 elif self._holds_up(call):
-                    after = None if op is None else (op,)
-                    self._holds.append(Hold(call.ends_ns, after, phase, itself=True))
+                    own = None if op is None else (op,)
+                    self._holds.append(Hold(call.ends_ns, own, phase, itself=True))
         self._infer_wait(end)
         self._come_to(end, "")
         self._release(self._holds)
         return self._ops
 
     def _is_loose(self, at: int, call: Call) -> bool:
-        """Whether the trace has no wait for a call, and its end may show one."""
+        """Whether no wait of the trace is for a call, and its end may show one."""
         alone = at not in self._waited and at >= self._all_waited and not call.waits
         return call.kind not in LOCAL and alone
 
     def _infer_wait(self, now: int) -> None:
         """Add a wait for the latest calls that the trace has no wait for, if all of them had ended
         by ``now`` (ns), when the program went on: libraries wait so for what they started."""
-        ends = [loose_call.ends for loose_call in self._loose]
-        if ends and min(ends) >= 0 and max(ends) <= now:
-            ops = tuple(op for loose_call in self._loose for op in loose_call.after or ())
-            self._holds.append(Hold(max(ends), ops, self._loose[-1].phase))
-            self.inferred += len(ops)
-            self._loose = []
+        loose = [hold for hold in self._loose if not hold.is_needed]
+        if loose and all(0 <= hold.ends <= now for hold in loose):
+            self._wait_for(loose)
+
+    def _infer_stop(self, now: int) -> None:
+        """Add a wait for the calls that had ended by ``now`` (ns), when data began to move or
+        computation began, if nothing was computed until their end. Messages are not waited for, as
+        two ranks may exchange them, but nothing was computed while they were under way either."""
+        self._loose = [
+            hold for hold in self._loose if not hold.is_needed or hold.ends > self._clock
+        ]
+        ended = [hold for hold in self._loose if 0 <= hold.ends <= now]
+        latest = max((hold.ends for hold in ended), default=-1)
+        stops = [self._clock, *(hold.ends for hold in self._holds)]
+        if min(stops) >= 0 and max(stops) < latest:
+            self._wait_for([hold for hold in ended if not self._is_message(hold)])
+            self._holds.append(Hold(latest, None, ""))
+
+    def _wait_for(self, loose: Sequence[Hold]) -> None:
+        """Add a wait for calls of ``self._loose``, which ended before the program went on."""
+        if loose:
+            ops = tuple(op for hold in loose for op in hold.after or ())
+            self._holds.append(Hold(max(hold.ends for hold in loose), ops, loose[-1].phase))
+            self.inferred += sum(not hold.is_needed for hold in loose)
+            waited = {*loose}
+            self._loose = [hold for hold in self._loose if hold not in waited]
+
+    def _is_message(self, hold: Hold) -> bool:
+        return any(self._ops[op].kind in POINT_TO_POINT for op in hold.after or ())
 
     def _holds_up(self, call: Call) -> bool:
         return call.waits
@@ -124,10 +154,11 @@ class Writer:
                 self._ops.append(Op("wait", hold.phase, after=hold.after))
             self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
 
-    def _compute(self, call: Call, phase: str) -> None:
+    def _compute(self, call: Call, phase: str, after: tuple[int, ...]) -> None:
         op = Op(
             "compute",
             phase,
+            after=after,
             lane="compute",
             compute_ns=round(max(0, call.took_ns) * self._factor),
             flops=call.flops * self._factor,
@@ -136,10 +167,12 @@ class Writer:
         )
         if op.compute_ns or op.flops or op.touched:
             self._ops.append(op)
+        elif after:
+            self._ops.append(Op("wait", phase, after=after))
         self._clock = max(self._clock, call.ends_ns)
 
-    def _talk(self, at: int, call: Call, phase: str) -> int | None:
-        """The operation that a call is; None where it is not replayed."""
+    def _talk(self, at: int, call: Call, phase: str, after: tuple[int, ...]) -> int | None:
+        """The operation that a call is, ``after`` others; None where it is not replayed."""
         replayed = self._calls.get(Place(self._rank.rank, at))
         if not replayed:
             return None
@@ -156,6 +189,7 @@ class Writer:
                 peer=call.peer,
                 tag=call.tag,
                 sends=replayed.sends,
+                after=after,
                 lane=_choose_lane(call),
                 source=printable_text(call.source)[:1000],
             )

@@ -227,15 +227,7 @@ def _describe_lost(
 def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
     """A sentence, in a list, on operations that the trace has no wait for, and the waits assumed
     for them; empty without any."""
-    number = 0
-    for ops in written:
-        waits = {at: op.after for at, op in enumerate(ops) if op.kind == "wait"}
-        waited = {call for after in waits.values() for call in after}
-        last = max((at for at, after in waits.items() if not after), default=-1)
-        number += sum(
-            op.communicates and op.wait == "later" and at not in waited and at > last
-            for at, op in enumerate(ops)
-        )
+    number = sum(map(_count_unwaited, written))
     by_assumption = {
         "the trace has no wait for some operations: they are waited for where nothing else went on"
         " until they ended": inferred,
@@ -245,6 +237,19 @@ def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]
     return [
         f"{assumption} ({format_count(n, 'call')})" for assumption, n in by_assumption.items() if n
     ]
+
+
+def _count_unwaited(ops: Sequence[Op]) -> int:
+    """The operations that nothing waits for, nor for a later one of their lane."""
+    number, waited = 0, {call for op in ops for call in op.after}
+    lanes: set[tuple[str, str]] = set()  # of which a later one is waited for
+    for at, op in reversed([*enumerate(ops)]):
+        if op.kind == "wait" and not op.after:
+            break
+        if op.communicates and (op.wait == "call" or at in waited):
+            lanes.add((op.group, op.lane))
+        number += op.communicates and (op.group, op.lane) not in lanes
+    return number
 
 
 def _describe_untold(number: int, recorded: Recorded | None) -> list[str]:

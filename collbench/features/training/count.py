@@ -10,7 +10,14 @@ from typing import NamedTuple
 from collbench.core.collectives import COLLECTIVES, Hosts
 from collbench.core.dtypes import DTYPES
 from collbench.core.network import Link, Network, bound_on_hosts
-from collbench.features.training.step import POINT_TO_POINT, WORLD, Op, Program, Step
+from collbench.features.training.step import (
+    POINT_TO_POINT,
+    WORLD,
+    Op,
+    Program,
+    Step,
+    split_programs,
+)
 from collbench.features.training.walk import Actors, Party, Walk
 
 
@@ -69,7 +76,7 @@ def count_step(step: Step) -> Count:
     places: dict[str, dict[int, int]] = {}
     program_sums: list[tuple[int, dict[_Key, _Sum]]] = [
         (len(ranks), sums)
-        for program in step.programs
+        for program in split_programs(step)
         for ranks, sums in _sum_program(step, program, places)
     ]
     keys = dict.fromkeys(key for _, sums in program_sums for key in sums)
@@ -100,12 +107,12 @@ def count_step(step: Step) -> Count:
 def _sum_program(
     step: Step, program: Program, places: dict[str, dict[int, int]]
 ) -> Iterator[tuple[tuple[int, ...], dict[_Key, _Sum]]]:
-    """The sums of a program, for those of its ranks that keep the same blocks; ``places`` are as in
-    _divide_ranks."""
+    """The sums of a program whose ranks have groups of one size, for those that keep the same
+    blocks; ``places`` are as in _divide_ranks."""
     by_shape: dict[
         tuple[object, ...], tuple[Op, int]
     ] = {}  # the first of those alike, and how many
-    for op in program.ops if program.ranks else ():
+    for op in program.ops:
         shape = op.kind, op.phase, op.group, op.dtype, op.nbytes, op.sends
         first, number = by_shape.get(shape, (op, 0))
         by_shape[shape] = first, number + 1
@@ -190,12 +197,13 @@ class Machine(NamedTuple):
 
 class Forecast(NamedTuple):
     """Seconds a step takes on a machine: whole, its computation alone, its communication alone, and
-    by phase the seconds in which some operation of the busiest rank is under way."""
+    by phase the seconds in which some operation of the busiest rank is under way, and of rank 0."""
 
     step: float
     computation: float
     communication: float
     phases: dict[tuple[str, str], float]
+    rank_0_phases: dict[tuple[str, str], float]
 
     @property
     def exposed(self) -> float:
@@ -224,14 +232,15 @@ def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) ->
         return silent(op, party) + idle(op, party)
 
     walk = Walk(step, both, actors)
+    by_actor = [dict(_list_busy(walk, actor)) for actor in range(len(walk.ops))]
     phases: dict[tuple[str, str], float] = {}
-    for actor in range(len(walk.ops)):
-        for key, seconds in _list_busy(walk, actor):
-            phases[key] = max(phases.get(key, 0.0), seconds)
+    for busy in by_actor:
+        phases |= {key: max(phases.get(key, 0.0), seconds) for key, seconds in busy.items()}
     computation, communication = (
         Walk(step, seconds, walk.actors).seconds for seconds in (silent, idle)
     )
-    return Forecast(walk.seconds, computation, communication, phases)
+    rank_0_phases = by_actor[walk.actors.kind[0]]
+    return Forecast(walk.seconds, computation, communication, phases, rank_0_phases)
 
 
 def _list_busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:

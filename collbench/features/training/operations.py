@@ -19,7 +19,7 @@ from collbench.core.dtypes import DTYPES
 from collbench.core.text import format_size
 from collbench.features.training.parts import PARTS
 from collbench.features.training.reshape import LONG
-from collbench.features.training.step import POINT_TO_POINT, Op, Step
+from collbench.features.training.step import POINT_TO_POINT, Op, Step, split_programs
 from collbench.run import refusal
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -252,7 +252,6 @@ def list_dtypes(step: Step) -> list[str]:
 def count_buffer_bytes(step: Step, case: Case, count_bytes: Callable[[Case], int]) -> int:
     """Bytes of all buffers on the rank that needs most. Every operation has its own buffers, of
     ``count_bytes(case)`` bytes."""
-    first = [program.ranks[0] for program in step.programs if program.ranks]
     count_bytes = functools.cache(count_bytes)
     return max(
         (
@@ -260,7 +259,7 @@ def count_buffer_bytes(step: Step, case: Case, count_bytes: Callable[[Case], int
                 count_bytes(operation.case)
                 for operation in list_played(step, rank, case.backend, case.algorithm)
             )
-            for rank in first
+            for rank in _list_first(step)
         ),
         default=0,
     )
@@ -269,14 +268,15 @@ def count_buffer_bytes(step: Step, case: Case, count_bytes: Callable[[Case], int
 def list_calls(step: Step, case: Case) -> list[Case]:
     """The operations of the rank that talks most, as cases."""
     every = (
-        [
-            operation.case
-            for operation in list_played(step, program.ranks[0], case.backend, case.algorithm)
-        ]
-        for program in step.programs
-        if program.ranks
+        [operation.case for operation in list_played(step, rank, case.backend, case.algorithm)]
+        for rank in _list_first(step)
     )
     return max(every, key=len, default=[])
+
+
+def _list_first(step: Step) -> list[int]:
+    """A rank of each program, and of each size that its groups have."""
+    return [program.ranks[0] for program in split_programs(step)]
 
 
 def choose_warmup(policy: Policy, seconds: float) -> int:

@@ -166,8 +166,9 @@ def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     alone_times = _collect_alone_times(program, operations)
     for number, (key, indices) in enumerate(places.items()):
         ops = [program.ops[at] for at in indices]
-        alone = [stats.median(alone_times[op.label]) for op in ops if op.label in alone_times]
         members = step.members(key[1], 0)
+        known = ops if len(members) > 1 else []
+        alone = [stats.median(alone_times[op.label]) for op in known if op.label in alone_times]
         phases.append(
             Phase(
                 *key,
@@ -375,7 +376,9 @@ def predict_step_ns(step: Step, step_record: Record, computation: Record) -> flo
         return None
 
     def seconds(op: Op, party: Party) -> float:
-        return computed.get(_work_key(op), 0.0) if op.kind == "compute" else alone.get(op, 0.0)
+        if op.kind == "compute":
+            return computed.get(_work_key(op), 0.0)
+        return alone.get(op, 0.0) if len(party.members) > 1 else 0.0
 
     return Walk(step, seconds).seconds
 

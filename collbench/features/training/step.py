@@ -231,6 +231,24 @@ class Writer:
         return Program(tuple(ranks), tuple(self.ops), holds)
 
 
+def split_programs(step: Step) -> list[Program]:
+    """The programs that ranks of a step have, each once for all whose groups are equally large."""
+    families = {name: step.family(name) for name in step.used}
+    sizes = {
+        name: {rank: len(group) for group in family for rank in group}
+        for name, family in families.items()
+        if len({*map(len, family)}) > 1
+    }
+    programs = []
+    for program in step.programs:
+        used = {op.group for op in program.ops if op.communicates} & sizes.keys()
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for rank in program.ranks:
+            alike.setdefault(tuple(sizes[name].get(rank, 0) for name in used), []).append(rank)
+        programs += [msgspec.structs.replace(program, ranks=tuple(r)) for r in alike.values()]
+    return programs
+
+
 class Misplaced(UsageError):
     """An operation of a rank that cannot be."""
 

@@ -38,7 +38,7 @@ from collbench.features.training.operations import (
 from collbench.features.training.overlap import bound_mean, list_timed
 from collbench.features.training.parts import COMMUNICATION, PARTS, STEP
 from collbench.features.training.player import Player
-from collbench.features.training.step import POINT_TO_POINT, Step
+from collbench.features.training.step import POINT_TO_POINT, Step, split_programs
 from collbench.records import stats
 from collbench.records.types import FirstWrong, GpuState, Operation, Scheme, Sent, Stop
 from collbench.run.backends import Backend, Call, do_nothing
@@ -617,8 +617,8 @@ def _list_used(step: Step, on_device: bool) -> list[tuple[str, str]]:
     ranks."""
     used = {
         (group, lane)
-        for program in step.programs
-        for group, lane in {site_of(op) for op in program.ops if op.communicates and program.ranks}
+        for program in split_programs(step)
+        for group, lane in {site_of(op) for op in program.ops if op.communicates}
         if len(step.members(group, program.ranks[0])) > 1
     }
     return sorted(

@@ -52,8 +52,9 @@ def list_uses(ops: Sequence[Op]) -> set[Use]:
         if op.kind in POINT_TO_POINT:
             uses.add(Use(op.group, (op.peer,)))
         elif op.communicates:
-            rooted = COLLECTIVES[op.kind].rooted
-            uses.add(Use(op.group, (op.root,) if rooted else ()))
+            uses.add(Use(op.group))
+            if COLLECTIVES[op.kind].rooted:
+                uses.add(Use(op.group, (op.root,)))
     return uses
 
 

@@ -153,13 +153,15 @@ class _Found:
         self._append_timed(Call("compute", flops=flops, phase=stage, source=at), ns)
 
     def _append_timed(self, call: Call, ns: int) -> None:
-        """Add a call that took so many nanoseconds after those before it; 0 is unknown."""
+        """Add a call that took so many nanoseconds after those before it; 0 is unknown. The program
+        stood still for what was timed, but for messages: two ranks may exchange them."""
         begins = self.clock
         if begins + ns >= MOST:
             self.calls.lose("a time that cannot be", call.source)
             return
         self.clock += ns
-        self.calls.append(replace(call, begins_ns=begins, ends_ns=self.clock) if ns else call)
+        times = {"begins_ns": begins, "ends_ns": self.clock, "waits": call.kind in COLLECTIVES}
+        self.calls.append(replace(call, **times) if ns else call)
 
     def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
         """Rank 0's trace. Of several parts that end at marks the first sets the job up, and is no

@@ -169,9 +169,14 @@ class _Found:
             return
         call = self._computation(node) if node.kind == COMPUTE else self._communication(node)
         if call is not None:
-            indices = (self._places.get(need) for need in node.needs)
-            after = tuple(sorted({index for index in indices if index is not None}))
+            needs = {self._places[need] for need in node.needs if need in self._places}
+            after = tuple(sorted(need for need in needs if not self._is_in_order(need, call)))
             self._places[node.id] = self.calls.append(msgspec.structs.replace(call, after=after))
+
+    def _is_in_order(self, earlier: int, call: Call) -> bool:
+        """Whether both are collectives of one group, which come one after the other anyway."""
+        before = self.calls.entries[earlier]
+        return before.group == call.group and {before.kind, call.kind} <= COLLECTIVES.keys()
 
     def _computation(self, node: Node) -> Call | None:
         attributes = node.attributes

@@ -310,6 +310,7 @@ def dalle(model: Model, layout: Layout, options: DallE) -> Step:
     """A step of DALL-E: parameters in shards within a machine, gathered for each resblock and
     their gradients scattered, and between machines PowerSGD on each shard. What is sensitive goes
     as float in one all_reduce."""
+    data.refuse_other_parallelism("dalle", layout)
     for number, what in ((layout.dp, "GPUs"), (options.rank, "ranks of the factors")):
         if number % options.shards:
             raise UsageError(

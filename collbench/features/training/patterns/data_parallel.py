@@ -26,12 +26,18 @@ ADAM = 7  # what an update of parameters reads (4) and writes (3), in their size
 Mebibytes = Annotated[float, Meta(gt=0, le=1 << 20)]
 
 
-def refuse_other_parallelism(name: str, layout: Layout) -> None:
-    """Raises UsageError for a layout with more than data parallelism."""
-    for field in ("tp", "cp", "ep", "pp", "chunks"):
+def refuse_other_parallelism(
+    name: str,
+    layout: Layout,
+    known: str = "data parallelism",
+    unknown: Sequence[str] = ("tp", "cp", "ep", "pp", "chunks"),
+) -> None:
+    """Raises UsageError for a layout with more than what a pattern knows: one that sets any of the
+    fields ``unknown``."""
+    for field in unknown:
         if (size := getattr(layout, field)) != 1:
             raise UsageError(
-                f"{name} has data parallelism only, not {field}={size}",
+                f"{name} has {known} only, not {field}={size}",
                 f"leave {field} out of --layout",
             )
 

@@ -22,6 +22,7 @@ from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import Experts, Model
+from collbench.features.training.patterns.data_parallel import refuse_other_parallelism
 from collbench.features.training.patterns.megatron import assemble_step
 from collbench.features.training.patterns.transformer import (
     Block,
@@ -422,6 +423,7 @@ def fill_parts(layers: int, parts: int) -> tuple[int, ...]:
 def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
     """A step of one exchange of a layer's tokens on all ranks, there and back. Raises
     UsageError."""
+    refuse_other_parallelism("deepep", layout, "ranks of dp")
     ranks, nodes = layout.world, max(layout.world // options.node_ranks, 1)
     limit = min(options.limit or nodes, nodes)
     experts = Experts(options.experts, options.top, 0, nodes=nodes, limit=limit)
@@ -459,7 +461,7 @@ def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:
 
 def refuse_experts(experts: Experts, ranks: int, node_ranks: int) -> None:
     """Raises UsageError for what cannot be divided so, with the number that is wrong."""
-    on_node, other = min(node_ranks, ranks), "choose another ep= in --layout"
+    on_node, other = min(node_ranks, ranks), "choose another number of ranks in --layout"
     for what, number, by, name, hint in (
         ("experts", experts.number, ranks, "ep", other),
         ("experts", experts.number, experts.nodes, "groups", "choose another number of groups"),

@@ -26,6 +26,7 @@ from collbench.core.dtypes import DTYPES, find_dtype
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
 from collbench.features.training.models import Model
+from collbench.features.training.patterns.data_parallel import refuse_other_parallelism
 from collbench.features.training.step import Op, Program, Step, Writer
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Whole = Annotated[int, Meta(ge=1, le=1 << 30)]
 Shape = tuple[int, ...]
 
+ON_GRID = ("ranks of tp, cp, dp and pp", ("ep", "chunks"))  # what a grid has, and has not
 MOST_AXES = 6
 MOST_ELEMENTS = 1 << 60
 HINT = (
@@ -237,6 +239,7 @@ def _make_spmd(name: str, layout: Layout, writer: Writer, **holds: int) -> Step:
 
 def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
     """A step that moves one tensor from a layout to another, on the grid of tp, cp, dp and pp."""
+    refuse_other_parallelism("redistribute", layout, *ON_GRID)
     shape = options.shape or (layout.tokens(model), model.hidden)
     if len(shape) > MOST_AXES or not 0 < math.prod(shape) < MOST_ELEMENTS:
         text = "/".join(map(str, shape))
@@ -266,6 +269,8 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     """Two products, the first with its rows on the ranks of dp, the second with its columns: Y is
     gathered between, and its gradient reduced and scattered. W is whole on all ranks, and its
     gradient summed. With pp=2 each product is a stage of a pipeline."""
+    known, unknown = "data and pipeline parallelism", ("tp", "cp", "ep", "chunks")
+    refuse_other_parallelism("matmul2", layout, known, unknown)
     n, sizes, type_ = layout.dp, layout.grid.sizes, find_dtype(options.dtype)
     b, k, h, m = options.batch, options.inputs, options.hidden, options.outputs
     parts = n * (layout.micro_batches if layout.pp > 1 else 1)
@@ -414,6 +419,7 @@ def count_fetched(source: _Grid, target: _Grid, world: int) -> np.ndarray:
 
 def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     """A model's parameters from a trainer's ranks to a generator's, one all_to_allv for each."""
+    refuse_other_parallelism("m2n", layout, *ON_GRID)
     trainers, generators = layout.world, options.tp * options.dp
     first = 0 if options.colocated else trainers
     world = max(trainers, first + generators)

@@ -192,7 +192,7 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
 
 
 def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
-    """A table of a step's predicted time beside its time in a run, whole and by phase."""
+    """A table of a step's predicted time beside its time in a run, whole and by phase of rank 0."""
     took, computation, communication = (
         median(record.times_ns)
         for record in (overlap.step_record, overlap.computation, overlap.communication)
@@ -207,9 +207,9 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
         else {}
     )
     rows += [
-        (f"{phase or 'under way'}, {group or 'world'}", expected.phases[phase, group], ns)
+        (f"{phase or 'under way'}, {group or 'world'}", expected.rank_0_phases[phase, group], ns)
         for (phase, group), ns in under_way.items()
-        if (phase, group) in expected.phases
+        if (phase, group) in expected.rank_0_phases
     ]
     lines = [
         Line(
@@ -226,7 +226,7 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
         columns=make_columns(("", "predicted", "measured", "measured /\npredicted")),
         lines=lines,
         note="computation: predicted as --tflops says; both with waits for others' (the bubble);"
-        " phases: while operations of the group were under way",
+        " phases: while operations of the group were under way on rank 0",
     )
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
+from collbench.features.traces.from_steps import trace_of_step
 from collbench.features.traces.replay import Asked, step_of
 from collbench.features.traces.types import EARLIER, Call, Interval, Lost, RankTrace, Trace
-from collbench.features.training import walk
+from collbench.features.training import presets, walk
 from collbench.features.training.step import Op, Step
 
 KIB = 1024
@@ -330,6 +331,19 @@ def test_ranks_that_differ_leave_no_symmetry() -> None:
     assert "all_reduce of 8 B float on 0, and all_reduce of 16 B float on 0" in error.message
 
 
+def test_ranks_that_differ_in_what_they_compute_alone_are_symmetric() -> None:
+    given = [corner(0), corner(3)]
+    gaps = Call("compute", flops=5), *given[1].calls
+    after = tuple(replace(call, after=(1,)) for call in gaps[2:])
+    given[1] = replace(given[1], calls=(*gaps[:2], *after))
+    calls = given[0].calls
+    given[0] = replace(
+        given[0], calls=(calls[0], *(replace(call, after=(0,)) for call in calls[1:]))
+    )
+    step = step_of(Trace("test", tuple(given)), SYMMETRIC)
+    assert [op.after for op in ops(step, 1) if op.communicates] == [(), (0,), (0,)]
+
+
 def test_messages_of_missing_ranks_are_moved() -> None:
     around = (
         Call("send", nbytes=4, dtype="float", peer=1),
@@ -537,6 +551,58 @@ def test_a_series_that_had_not_ended_is_not_waited_for(end: int) -> None:
     )
 
 
+def moved(begins: int, ends: int, **fields: object) -> Call:
+    """A call of a KiB a microsecond, of which the trace tells when data moved, and not when the
+    program issued it."""
+    size = (ends - begins) * KIB
+    return all_reduce(size, begins_ns=1000 * begins, ends_ns=1000 * ends, **fields)
+
+
+def computed(begins: int, ends: int, **fields: object) -> Call:
+    times = {"begins_ns": 1000 * begins, "ends_ns": 1000 * ends}
+    return Call("compute", **{**times, **fields})  # type: ignore[arg-type]
+
+
+def under_way(took: int) -> tuple[object, ...]:
+    return "all_reduce", took * KIB, "later"
+
+
+FIRST, WAIT = under_way(10), ("wait", (0,))
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([moved(10, 18)], [WAIT, under_way(8)]),
+        ([moved(15, 20)], [WAIT, ("compute", 5_000), under_way(5)]),
+        ([moved(10, 18, after=(0,))], [WAIT, under_way(8)]),
+        ([moved(0, 30), computed(10, 20)], [under_way(30), WAIT, ("compute", 10_000)]),
+        ([computed(15, 30)], [WAIT, ("compute", 5_000), ("compute", 15_000)]),
+        ([computed(0, 12), moved(12, 20)], [("compute", 12_000), under_way(8)]),
+        ([moved(4, 16)], [("compute", 4_000), under_way(12)]),  # the first had not ended
+    ],
+)
+def test_time_in_which_only_data_moved_is_no_computing(
+    calls: list[Call], found: list[tuple[object, ...]]
+) -> None:
+    step = step_of(trace([moved(0, 10), *calls]))
+    assert written(step)[: len(found) + 1] == [FIRST, *found]
+
+
+@pytest.mark.parametrize("second", ["send", "recv"])
+def test_messages_that_ranks_exchange_are_no_computing_and_no_deadlock(second: str) -> None:
+    """Ranks that are not in the trace do as rank 0, which receives before it sends, or after."""
+    first = "recv" if second == "send" else "send"
+    message = {"nbytes": 4, "dtype": "float", "peer": 1}
+    calls = (
+        Call(first, begins_ns=0, ends_ns=10_000, **message),  # type: ignore[arg-type]
+        Call(second, begins_ns=10_000, ends_ns=20_000, **message),  # type: ignore[arg-type]
+    )
+    step = step_of(Trace("test", (RankTrace(0, 2, calls),)), SYMMETRIC)
+    assert [op.kind for op in ops(step)] == [first, second, "wait"]
+    walk.refuse_deadlock(step)
+
+
 def test_times_that_are_unknown_make_no_gap() -> None:
     calls = [
         all_reduce(4, issued_ns=5_000, waits=True),  # when it came back nobody knows
@@ -589,6 +655,53 @@ def test_calls_that_nobody_waits_for_are_told() -> None:
         "waited for at the step's end" in each and each.endswith("(4 calls)")
         for each in step.assumptions
     )
+
+
+def test_operations_of_a_lane_before_one_that_is_waited_for_are_waited_for() -> None:
+    step = step_of(trace([all_reduce(4), all_reduce(8), Call("wait", after=(1,))]))
+    assert not any("no wait" in each for each in step.assumptions)
+
+
+def test_what_comes_after_operations_waits_for_them() -> None:
+    calls = [
+        all_reduce(4),
+        Call("compute", flops=5, after=(0,)),
+        all_reduce(8, group="dp", after=(0,)),
+        Call("mark", after=(2,)),
+    ]
+    step = step_of(trace(calls, groups={"dp": (0, 1)}))
+    assert [(op.kind, op.after) for op in ops(step)] == [
+        ("all_reduce", ()),
+        ("compute", (0,)),
+        ("all_reduce", (0,)),
+        ("wait", (2,)),
+    ]
+    assert not any("no wait" in each for each in step.assumptions)
+
+
+def test_what_is_left_of_computation_that_waits_is_its_wait() -> None:
+    calls = [all_reduce(4), Call("compute", flops=5, after=(0,)), all_reduce(8)]
+    step = step_of(trace(calls), Asked(gaps="none"))
+    assert [(op.kind, op.after) for op in ops(step)] == [
+        ("all_reduce", ()),
+        ("wait", (0,)),
+        ("all_reduce", ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("megatron:llama3-8b", "tp=1,cp=2,dp=1"),
+        ("megatron:llama3-8b", "tp=2,dp=1"),
+        ("powersgd:gpt2-124m", "dp=2"),
+        ("ddp:gpt2-124m", "dp=2"),
+    ],
+)
+def test_a_step_that_is_replayed_is_the_same_but_for_its_lanes(name: str, layout: str) -> None:
+    made = presets.find_step(name, layout, layers=1)
+    found = step_of(trace_of_step(made))
+    assert [replace(op, lane="") for op in ops(found)] == [replace(op, lane="") for op in ops(made)]
 
 
 def test_programs_of_ranks_that_compute_alike_are_one() -> None:

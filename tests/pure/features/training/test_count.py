@@ -155,6 +155,24 @@ def test_every_pattern_runs_every_model_that_it_can_or_says_why(
                 step.refuse_step(presets.find_step(f"{pattern}:{name}", layout, layers=_few(name)))
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("dalle:12b", "tp=2,dp=512", "dalle has data parallelism only, not tp=2"),
+        ("matmul2:toy", "tp=2", "matmul2 has data and pipeline parallelism only, not tp=2"),
+        ("deepep:ll", "ep=8", "deepep has ranks of dp only, not ep=8"),
+        ("redistribute:tp.None->None.tp", "ep=2", "ranks of tp, cp, dp and pp only, not ep=2"),
+        ("m2n:dp.None->tp.None", "chunks=2", "ranks of tp, cp, dp and pp only, not chunks=2"),
+    ],
+)
+def test_a_layout_of_which_a_pattern_would_leave_out_a_part_is_refused(
+    name: str, layout: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        presets.find_step(name, layout)
+    assert error.value.hint == f"leave {layout.partition('=')[0]} out of --layout"
+
+
 def _few(name: str) -> int:
     """Four layers, which deepseek-v3 needs for one with experts; none of what has no layers."""
     return min(4, find_model(name).layers)
@@ -283,6 +301,23 @@ def test_a_message_takes_the_link_between_its_ends() -> None:
 
     assert took(0, 1) == took(3, 2) == pytest.approx(1e-6 + 4000 * 1e-9)
     assert took(1, 2) == took(3, 0) == pytest.approx(5e-6 + 4000 * 4e-9)
+
+
+def test_ranks_of_one_program_are_counted_by_the_sizes_of_their_groups() -> None:
+    """Two ranks send 1 of a size each, six 10/6."""
+    w, size = Writer(), 6 << 20
+    w.add("all_reduce", group="g", nbytes=size, dtype="float", op="sum")
+    made = Step("x", 8, (w.program(range(8)),), {"g": ((0, 1), (2, 3, 4, 5, 6, 7))})
+    (part,) = count_step(made).parts
+    assert (part.members, part.ops) == (6, 1)
+    assert part.total == pytest.approx((2 * 1 + 6 * 10 / 6) * size)
+
+
+def test_ranks_that_follow_one_without_company_are_counted() -> None:
+    w = Writer()
+    w.add("all_reduce", group="g", nbytes=64, dtype="float", op="sum")
+    found = count_step(Step("x", 3, (w.program(range(3)),), {"g": ((0,), (1, 2))}))
+    assert (found.sent, found.total) == (64, 128)
 
 
 def exchange(*programs: tuple[int, ...]) -> Step:

@@ -195,6 +195,25 @@ def test_groups_and_lanes_are_known_without_cases(
     assert _list_used(step, False) == sites
 
 
+def unequal(*groups: tuple[int, ...]) -> Step:
+    """An all_reduce of ranks with one program, in groups of unequal size."""
+    world = sum(map(len, groups))
+    op = Op("all_reduce", group="g", **CALL)  # type: ignore[arg-type]
+    return Step("x", world, (Program(tuple(range(world)), (op,)),), {"g": groups})
+
+
+def test_a_group_is_used_whose_first_rank_is_alone_in_its_own() -> None:
+    assert _list_used(unequal((0,), (1, 2)), False) == [("g", "comm")]
+    assert _list_used(unequal((0,), (1,)), False) == []
+
+
+def test_buffers_and_calls_are_those_of_the_rank_that_needs_most_whatever_its_groups() -> None:
+    step = unequal((0,), (1, 2), (3, 4, 5))
+    (case, *_) = cases_of(step)
+    assert [call.n for call in steps.list_calls(step, case)] == [2]
+    assert steps.count_buffer_bytes(step, case, lambda call: call.nbytes * call.n) == 3 * 4096
+
+
 def test_a_step_that_does_not_fit_says_which_part_would() -> None:
     step = presets.find_step("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)

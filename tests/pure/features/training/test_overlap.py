@@ -292,6 +292,19 @@ def test_what_a_step_takes_if_operations_are_as_fast_as_by_themselves() -> None:
     assert alone(3 * MS, 5.0, told=False) is None
 
 
+def test_an_operation_that_a_rank_is_alone_in_takes_it_no_time() -> None:
+    call, work = replace(OPS[0], group="g", wait="call"), Op(kind="compute", flops=1e9)
+    programs = Program((0, 1), (call,)), Program((2,), (call, work))
+    step = Step("x", 3, programs, {"g": ((0, 1), (2,))})
+    whole, computed, _ = parts([1.0] * 3, [5.0] * 3, [1.0] * 3)
+    whole = replace(whole, operations=[[seen((0, 1), alone=(3 * MS,))]])
+    assert predict_step_ns(step, whole, computed) == pytest.approx(5 * MS)
+    (phase,) = divide_phases(step, whole.operations[0])
+    assert phase.alone == 3 * MS
+    (phase,) = divide_phases(replace(step, groups={"g": ((0,), (1, 2))}), whole.operations[0])
+    assert phase.alone is None
+
+
 def predict(took: list[int], work: Op) -> float | None:
     """What a step of 8 ms of computation takes, whose computation was seen to take these times,
     while operations of no time are under way."""

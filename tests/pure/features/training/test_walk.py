@@ -151,6 +151,26 @@ def test_ranks_are_told_apart_by_whom_they_meet() -> None:
     assert len(Actors(step(alike, more, groups=groups)).first) == 3
 
 
+def test_ranks_at_one_place_of_groups_of_unequal_size_are_two_kinds() -> None:
+    groups: dict[str, Groups] = {"a": ((0, 1), (2, 3, 4))}
+    sent = Op(kind="broadcast", group="a", root=0, **CALL)  # type: ignore[arg-type]
+    walk = Walk(step(program(sent, ranks=tuple(range(5))), groups=groups), count_members)
+    assert [walk.actors.kind[rank] for rank in (0, 2)] == [0, 2]
+    assert [walk.spans[walk.actors.kind[rank]][0] for rank in (0, 2)] == [(0, 2), (0, 3)]
+
+
+def count_members(op: Op, party: Party) -> float:
+    return float(len(party.members))
+
+
+def test_members_that_go_on_in_another_way_receive_a_broadcast_of_like_roots() -> None:
+    groups: dict[str, Groups] = {"a": ((0, 1), (2, 3))}
+    sent = Op(kind="broadcast", group="a", root=0, **CALL)  # type: ignore[arg-type]
+    roots = program(sent, ranks=(0, 2))
+    others = program(sent, ranks=(1,)), program(sent, work(1), ranks=(3,))
+    assert Walk(step(roots, *others, groups=groups), seconds).seconds == 3
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
 def test_a_walk_by_kinds_takes_as_long_as_one_of_every_rank(

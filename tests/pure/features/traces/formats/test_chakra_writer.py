@@ -18,7 +18,8 @@ from collbench.features.traces.formats.chakra_writer import list_dependencies
 from collbench.features.traces.replay import step_of
 from collbench.features.traces.types import Call, RankTrace, Trace
 from collbench.features.training.request import Wanted
-from collbench.features.training.step import Step
+from collbench.features.training.step import Op, Step
+from collbench.features.training.walk import Party, Walk
 
 
 def written(trace: Trace, folder: Path) -> Trace:
@@ -183,6 +184,27 @@ def test_a_message_of_a_schedule_waits_for_what_it_carries(tmp_path: Path) -> No
     sends = [call for call in back.ranks[0].calls if call.kind == "send"]
     carried = [{back.ranks[0].calls[need].tag for need in call.after} for call in sends[1:]]
     assert all(call.tag - 1 in tags for call, tags in zip(sends[1:], carried, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("powersgd:gpt2-124m", "dp=2"), ("megatron:llama3-8b", "tp=1,cp=2,dp=1")]
+)
+def test_a_step_that_is_read_back_waits_for_what_it_waited_for(
+    name: str, layout: str, tmp_path: Path
+) -> None:
+    def seconds(op: Op, party: Party) -> float:
+        return op.nbytes / 1e9 if op.communicates else op.flops / 1e15
+
+    step = Wanted(name, layout=layout, layers=1).make_step(2)
+    back = step_of(written(steps.trace_of_step(step), tmp_path))
+    assert Walk(back, seconds).seconds == pytest.approx(Walk(step, seconds).seconds)
+
+
+def test_operations_of_a_group_that_come_in_order_anyway_have_no_wait(tmp_path: Path) -> None:
+    calls = Call("all_reduce", nbytes=64), Call("all_reduce", nbytes=64), Call("compute", flops=9)
+    ranks = [RankTrace(n, 2, (*calls[:2], Call("wait"), calls[2]), {"": (0, 1)}) for n in range(2)]
+    (back, _) = written(Trace("step", tuple(ranks)), tmp_path).ranks
+    assert [call.after for call in back.calls] == [(), (), (0, 1)]
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -745,6 +745,18 @@ def test_the_log_of_a_run_of_aicb_has_milliseconds(tmp_path: Path) -> None:
     assert [(call.begins_ns, call.ends_ns) for call in found] == [(0, 250_000), (250_000, 406_672)]
 
 
+def test_collectives_of_a_log_of_aicb_are_no_computing(tmp_path: Path) -> None:
+    line = "CommType.all_reduce,CommGroup.tp_group,2,128,f,0.25,1.0,1.0\n"
+    log = AICB_TIMED.format(computation="0.5,0,0", communication="0.25,1.0,1.0") + line
+    given = read(tmp_path, "w_log.csv", log)
+    step = program.step_of(given, program.Asked(assume_symmetric=True))
+    assert [(op.kind, op.compute_ns, op.wait) for op in step.program(0).ops] == [
+        ("compute", 500_000, "later"),
+        ("all_reduce", 0, "call"),
+        ("all_reduce", 0, "call"),
+    ]
+
+
 def test_members_that_aicb_does_not_tell_are_lost(tmp_path: Path) -> None:
     (lost,) = one(tmp_path, "w.csv", traced.AICB).lost
     assert ("group 'ep'" in lost.why, lost.calls, lost.nbytes) == (True, 1, 64)

@@ -424,7 +424,7 @@ def test_what_a_format_leaves_open_is_told_with_its_largest_number(wire: Any) ->
         assert any(f"and so {largest} as its largest number" in each for each in made.assumptions)
 
 
-@pytest.mark.parametrize("name", ["powersgd", "encoded", "int8"])
-def test_hooks_of_ddp_know_no_other_parallelism(name: str) -> None:
+@pytest.mark.parametrize("name", ["powersgd", "encoded", "int8", "dalle"])
+def test_compression_knows_no_other_parallelism(name: str) -> None:
     with pytest.raises(UsageError, match="data parallelism only, not tp=2"):
-        presets.find_step(f"{name}:gpt2-124m", "tp=2,dp=2")
+        presets.find_step(f"{name}:gpt2-124m", "tp=2,dp=8")

@@ -11,7 +11,8 @@ import pytest
 from factories import make_file, world
 from msgspec.structs import replace
 
-from collbench.features.training.count import Forecast
+from collbench.core.network import Link
+from collbench.features.training.count import Forecast, Machine, forecast_step
 from collbench.features.training.overlap import Overlap, Phase, find_overlaps
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Recorded, Step
@@ -224,10 +225,31 @@ def test_a_timeline_has_queued_operations_once_they_are_under_way_and_waits_befo
     assert bars["waiting"] == [(20, 80)]
 
 
+def test_phases_are_compared_with_what_is_predicted_of_rank_0() -> None:
+    """Stages in the middle of a pipeline have twice as many messages."""
+
+    def message(kind: str, peer: int) -> Op:
+        return Op(kind, "forward", "pp", 1 << 20, "float", peer=peer, wait="call")
+
+    sends = [message("send", at + 1) for at in range(2)]
+    receives = [message("recv", at) for at in range(2)]
+    ops = (sends[0],), (receives[0], sends[1]), (receives[1],)
+    programs = tuple(Program((rank,), rank_ops) for rank, rank_ops in enumerate(ops))
+    step = Step("x", 3, programs, {"pp": ((0, 1, 2),)})
+    expected = forecast_step(step, Machine(Link(0.0, 1e-9, 0.0), Link(0.0, 1e-9, 0.0)))
+    took = round((1 << 20) * 1e-9 * 1e9)
+    one = overlap((11.0,) * 8, 10, 4)
+    seen = [[Operation(begins_ns=[0], ends_ns=[took])]]
+    measured = one._replace(step_record=replace(one.step_record, operations=seen))
+    table = workload._compare_table(step, expected, measured)
+    assert expected.phases["forward", "pp"] == pytest.approx(2 * took / 1e9)
+    assert (table.lines[-1].cells[0], table.lines[-1].cells[-1]) == ("forward, pp", "1.00")
+
+
 def test_a_bubble_is_told_and_compared_with_computation_as_it_is_predicted() -> None:
     one = overlap((21.0,) * 8, 10, 2)._replace(bubble=10.0 * MS)
     exposed, _ = steps.describe_overlap(one)
     assert "step less computation and a bubble of 10.0 ms, round by round" in exposed
     assert steps.plain_values(one)["bubble_ns"] == 10 * MS
-    table = workload._compare_table(Step("x", 2, ()), Forecast(0.021, 0.02, 0.002, {}), one)
+    table = workload._compare_table(Step("x", 2, ()), Forecast(0.021, 0.02, 0.002, {}, {}), one)
     assert table.lines[1].cells[:3] == ("computation", "20.0 ms", "20.0 ms")
