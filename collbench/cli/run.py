@@ -18,6 +18,7 @@ from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
+    from collbench.records.types import RunFile
     from collbench.run.order import Order
     from collbench.suite.sweep import Suite
 
@@ -191,7 +192,20 @@ def run(options: RunOptions) -> None:
         orders = [add_budget(order(suite=resumable.run.suite, resumed=resumable), budget)]
     reporter = partial(make_reporter, options.output_format, export=export)
     measure = partial(carry_out, reporter=reporter, dry_run=options.saving.dry_run)
-    raise typer.Exit(choose_gravest(_measure_each(orders, measure)))
+    raise typer.Exit(choose_gravest(_measure_each(orders, measure, options.saving.dry_run)))
+
+
+def _name_show_command(order: Order, resumed: RunFile) -> None:
+    """Say, on one rank, by which command a resumed run is judged as the one that began it does."""
+    from collbench.core.text import print_message
+    from collbench.records import store
+    from collbench.run import resumption
+    from collbench.run.launch import join
+
+    command = resumption.format_show_command(resumed.run, store.run_name(resumed.path))
+    member = join.detect_launcher(order.launcher)
+    if command and (member is None or member.rank == 0):
+        print_message(f"{command} shows and judges this run")
 
 
 def _list_named_axes(suite: Suite, options: RunOptions) -> tuple[str, ...]:
@@ -200,7 +214,9 @@ def _list_named_axes(suite: Suite, options: RunOptions) -> tuple[str, ...]:
     return tuple(axis for axis, value in given.items() if value or suite.has_values(axis))
 
 
-def _measure_each(orders: Sequence[Order], measure: Callable[[Order], Exit]) -> list[Exit]:
+def _measure_each(
+    orders: Sequence[Order], measure: Callable[[Order], Exit], is_dry: bool = False
+) -> list[Exit]:
     """The exit code of each suite's run. One of several that cannot run, or breaks, is told and
     leaves the others to be measured. Raises CollbenchError and OSError where there is but
     one."""
@@ -211,6 +227,8 @@ def _measure_each(orders: Sequence[Order], measure: Callable[[Order], Exit]) -> 
     for order in orders:
         try:
             codes.append(measure(order))
+            if order.resumed and not is_dry:
+                _name_show_command(order, order.resumed)
         except (CollbenchError, OSError) as e:
             if len(orders) == 1:
                 raise

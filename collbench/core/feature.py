@@ -45,7 +45,9 @@ class Command(NamedTuple):
     runs it, else one does. ``is_group``: the function makes a group of commands.
     ``resume_command``: the command whose --resume continues with runs that this one began; empty
     where it decides while it runs what to measure next. ``verdict_options``: options that its
-    verdict needs and that no file has: a run with one of them is not continued with."""
+    verdict needs and that no file has: a run with one of them is not continued with.
+    ``show_command``: the words before a run's name that show and judge it as the command does;
+    empty where it takes no recorded run."""
 
     key: str
     target: str
@@ -54,6 +56,7 @@ class Command(NamedTuple):
     is_group: bool = False
     resume_command: str = "run"
     verdict_options: tuple[str, ...] = ()
+    show_command: str = ""
 
 
 class Feature(NamedTuple):

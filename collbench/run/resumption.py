@@ -123,6 +123,14 @@ def format_command(run: Run, name: str) -> str:
     return shlex.join(words)
 
 
+def format_show_command(run: Run, name: str) -> str:
+    """The command that shows and judges the run called ``name`` as the one that began it does;
+    empty where none does."""
+    command = _find_feature_command(run)
+    words = command.show_command.split() if command else []
+    return shlex.join(["collbench", *words, name]) if words else ""
+
+
 def describe_remedy(run: Run, name: str) -> str:
     """A clause on how cases of a run that were cut short are measured again; ``name`` finds the
     run, and is empty where no file keeps it."""

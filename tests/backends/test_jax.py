@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_a_rank_that_hangs_ends_the_run(cli, jax) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", "hang:1", "-T", "5")
     assert done.returncode == 4, done.stderr
     assert "for 5 s" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_order_is_found_without_the_places_that_are_refused(cli, jax) -> None:
+    words = ("-b", "64", "-e", "64", "--repeats", "1", "--proof", "1", "--no-save")
+    done = cli("order", "all_reduce", "--backend", "jax", "-g", "3", *words, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    ((found,), remarks) = [
+        json.loads(done.stdout)["orders"][0][key] for key in ("cases", "remarks")
+    ]
+    assert (found["place"], found["shift"]) == ("out", 0)
+    text = "\n".join(remarks)
+    assert "1 element off alignment: JAX copies inputs that are not aligned to 64 bytes" in text
+    assert "in place: JAX's arrays do not change" in text
 
 
 @pytest.mark.slow

@@ -220,6 +220,15 @@ def test_a_complete_run_is_left_alone(bare, whole: Path) -> None:
     assert run_file.read_file(whole).end is not None
 
 
+def test_a_resumed_run_names_the_command_that_judges_it(bare, whole: Path) -> None:
+    cut(whole, 5)
+    assert "shows and judges" not in bare("run", "--resume", str(whole)).stderr
+    changed(whole, command=["collbench", "accept", "rows.toml"])
+    done = bare("run", "--resume", str(whole))
+    assert done.returncode == 0
+    assert f"collbench accept --run {whole} shows and judges this run" in done.stderr
+
+
 def with_status(path: Path, status: str) -> Record:
     """Gives the last record this status; the End stays."""
     *lines, last, end = path.read_bytes().splitlines(keepends=True)

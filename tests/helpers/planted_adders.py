@@ -163,6 +163,8 @@ def _multiply(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
 
 ADDERS: dict[str, Adder] = {
     "plain": lambda x, about, k: add_up(x),
+    "unaligned": lambda x, about, k: add_up(x),
+    "raising": lambda x, about, k: add_up(x),
     "every": lambda x, about, k: _choose(about.call % k == 0, x),
     "chunk": lambda x, about, k: _mix(x, _mark(x, k, 2 * k)),
     "element": lambda x, about, k: _mix(x, _mark(x, k, k + 1)),

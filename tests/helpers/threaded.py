@@ -11,6 +11,7 @@ import msgspec
 import torch
 from planted_adders import About, reduce_as
 
+from collbench.core.errors import CannotRun
 from collbench.features.order.findings import OrderFindings
 from collbench.features.order.request import SumOrder
 from collbench.features.order.rows import name_row
@@ -58,8 +59,11 @@ class Control:
         return decided
 
 
+REFUSALS = {"unaligned": CannotRun, "raising": ValueError}
+
+
 class Adding(Base):
-    """A backend that adds by a word."""
+    """A backend that adds by a word, or refuses to be prepared off alignment."""
 
     device = torch.device("cpu")
 
@@ -73,6 +77,9 @@ class Adding(Base):
         return torch.zeros(nbytes, dtype=torch.uint8)
 
     def prepare(self, case: Case, send: torch.Tensor, recv: torch.Tensor) -> Call:
+        if self._word in REFUSALS and send.data_ptr() % 64:
+            raise REFUSALS[self._word]("memory is off alignment")
+
         def run() -> None:
             self.calls += 1
             inputs = self._meeting.meet(self._rank, send.clone())
@@ -89,14 +96,18 @@ class Adding(Base):
 
 
 def find_among_threads(
-    subject: SumOrder, word: str = "plain", cycle: int = 0, seed: int = 1
+    subject: SumOrder,
+    word: str = "plain",
+    cycle: int = 0,
+    seed: int = 1,
+    backend: str = "gloo",
 ) -> FoundCase | WrongData:
-    """What the ranks of a world find of a reduction."""
-    return play_threads(subject, word, cycle, seed)[0]
+    """What the ranks of a world find of a reduction by what passes for a ``backend``."""
+    return play_threads(subject, word, cycle, seed, backend)[0]
 
 
 def play_threads(
-    subject: SumOrder, word: str, cycle: int = 0, seed: int = 1
+    subject: SumOrder, word: str, cycle: int = 0, seed: int = 1, backend: str = "gloo"
 ) -> tuple[FoundCase | WrongData, list[Adding], Meeting]:
     """The same, with the backends that were called and how often ranks told each other."""
     n = subject.world
@@ -105,7 +116,7 @@ def play_threads(
     case = Case(
         collective=name_row(subject.collective),
         subject=subject.title,
-        backend="gloo",
+        backend=backend,
         n=n,
         nbytes=subject.sizes[-1],
         dtype="uint8",

@@ -189,6 +189,17 @@ def _pick_variant(algorithm: Algorithm) -> Variant:
     return Variant(algorithm, (("segments", 1),) if "segments" in algorithm.parameters else ())
 
 
+def list_chunk_owners(collective: str, n: int, root: int, tree: SumTree) -> list[str]:
+    """The references and rings of several trees that add some chunk by this one."""
+    references = list_references(collective, n, root) if n <= MAX_REFERENCE_RANKS else []
+    names = []
+    for reference in [*references, *_list_ring_references(collective, n)]:
+        trees = {run.tree for runs in reference.outputs for run in runs or ()}
+        if len(trees) > 1 and tree in trees:
+            names.append(reference.name)
+    return list(dict.fromkeys(names))
+
+
 def match_references(
     collective: str, outputs: Outputs, references: Iterable[Reference]
 ) -> list[str]:

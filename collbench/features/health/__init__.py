@@ -17,6 +17,7 @@ FEATURE = Feature(
             "accept.command:accept",
             "Measure machines for acceptance, and write the certificate.",
             starts_ranks=True,
+            show_command="accept --run",
         ),
         Command(
             "expect",
@@ -43,6 +44,7 @@ FEATURE = Feature(
             "Measure every pair of ranks: which ranks, hosts, links are slow.",
             starts_ranks=True,
             resume_command="pairs",
+            show_command="pairs",
         ),
     ),
 )

@@ -13,6 +13,7 @@ FEATURE = Feature(
             "command:lifecycle",
             "Measure setup, first call, new groups and end of a communicator, and loss of a rank.",
             starts_ranks=True,
+            show_command="lifecycle",
         ),
     ),
     sections=(Entry("lifecycle", "view:make_section", after="skips"),),

@@ -155,7 +155,10 @@ def make_document(file: RunFile) -> Document:
         brief.append("no life was measured")
     phases = [flatten_phase(phase) for phase in summary.phases]
     losses = [flatten_loss(loss) for loss in summary.losses]
+    planted = file.run.policy.inject
     values = {
+        "run": file.run.id,
+        "injected": planted,
         "phases": phases,
         "losses": losses,
         "failures": summary.failures,
@@ -166,7 +169,7 @@ def make_document(file: RunFile) -> Document:
         brief=brief,
         comment=Comment([block for block in brief if block != ""]),
         values=values,
-        rows=[*phases, *losses],
+        rows=[{**row, "injected": planted} for row in (*phases, *losses)],
     )
 
 

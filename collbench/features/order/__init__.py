@@ -11,6 +11,7 @@ FEATURE = Feature(
             "command:order",
             "Find in which order a library adds the ranks' numbers, and whether that changes.",
             starts_ranks=True,
+            show_command="order",
             verdict_options=("--require", "--like"),
         ),
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collbench.core.sums.names import Names, describe_order, name_orders
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.sums.names import Names, describe_order, list_chunk_owners, name_orders
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.trees import parse_tree
 from collbench.features.order.findings import Piece, RankPieces
@@ -32,10 +33,29 @@ def list_names(names: Names | None) -> list[str]:
 
 def has_name(names: Names | None, wanted: str) -> bool:
     """Whether a name, or an algorithm by any parameters or chunks, is among those of an order."""
+    return _is_among(wanted, list_names(names))
+
+
+def is_one_chunk(subject: SumOrder, ranks: Sequence[RankPieces], wanted: str) -> bool:
+    """Whether the whole buffer, or of collectives that divide it each rank's block, is one piece
+    that is added as one chunk of an order by this name."""
+    row = COLLECTIVES[subject.collective]
+    trees = {piece.tree for group in ranks for piece in group.pieces}
+    if any(len(group.pieces) > 1 for group in ranks) or (len(trees) > 1 and not row.total):
+        return False
+    root = max(subject.root, 0)
+    owners = [
+        list_chunk_owners(subject.collective, subject.world, root, parse_tree(tree))
+        for tree in trees
+    ]
+    return bool(owners) and all(_is_among(wanted, names) for names in owners)
+
+
+def _is_among(wanted: str, names: Sequence[str]) -> bool:
     wanted = _normalise(wanted)
     return any(
         wanted in (_normalise(name), _normalise(head_of(name)), _normalise(label_of(name)))
-        for name in list_names(names)
+        for name in names
     )
 
 

@@ -30,12 +30,13 @@ class OrderReport(NamedTuple):
     @property
     def exit(self) -> Exit:
         """WRONG_DATA where a result is no sum; BAD where a requirement is broken or an order is
-        another than recorded; NO_VERDICT where that is not known, an order is not proved or not
-        at every size, or none is visible and nothing was required."""
+        another than recorded; NO_VERDICT where that is not known, an order is not proved, not at
+        every size or not decided, or none is visible and nothing was required."""
+        orders, unmeasured = self.judgement
         answers = [result.kept for result in self.requirements]
         answers += [likeness.is_alike for likeness in self.likenesses]
-        orders = self.judgement.orders
-        statuses = {case.status for case in self.judgement.unmeasured}
+        answers += [None for _ in unmeasured if self.like]
+        statuses = {case.status for case in unmeasured}
         if "wrong" in statuses or any(order.wrong for order in orders):
             return Exit.WRONG_DATA
         if False in answers:
@@ -43,7 +44,8 @@ class OrderReport(NamedTuple):
         is_known = all(order.is_proved and not order.missing for order in orders)
         is_known = is_known and bool(orders) and not self.is_fake
         is_visible = bool(answers) or any(order.is_visible for order in orders)
-        if None in answers or "failed" in statuses or not (is_known and is_visible):
+        is_undecided = not statuses.isdisjoint(("failed", "ok"))
+        if None in answers or is_undecided or not (is_known and is_visible):
             return Exit.NO_VERDICT
         return Exit.OK
 

@@ -15,9 +15,10 @@ from collbench.features.order.judgement import (
     Dimension,
     JudgedOrder,
     Judgement,
+    Launch,
     Placed,
 )
-from collbench.features.order.naming import has_name
+from collbench.features.order.naming import has_name, is_one_chunk
 from collbench.features.order.wording import (
     count_predicted,
     describe_dependence,
@@ -164,19 +165,48 @@ def _judge_proof(order: JudgedOrder) -> tuple[bool | None, str]:
 
 def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | None, str]:
     """Whether the order of each launch, size and way to place buffers has the name, or is added in
-    the adder; not known where one was not found and the others have it."""
+    the adder; not known where one was not found, or is too short to tell, and the others have
+    it."""
+    unsure = ""
     for launch in order.launches:
         for item in launch.placed:
             if item.order.like or not item.is_found:
                 continue
             if odd := _find_odd_name(requirement, item, order):
+                kept = _judge_chunk(requirement, item, launch, order)
                 size, name = format_bytes(item.order.nbytes), name_launch(order, launch)
-                return False, f"{', '.join(filter(None, [name, size, item.way]))}: {odd}"
+                where = ", ".join(filter(None, [name, size, item.way]))
+                if kept is False:
+                    return False, f"{where}: {odd}"
+                if kept is None:
+                    unsure = unsure or f"{where}: too short for more than one of the chunks"
     if not order.is_found:
         return None, "no order was found"
+    if unsure:
+        return None, unsure
     if requirement.kind == "adds" and not any(map(_shows_adder, order.placed)):
         return None, "a sum of two ranks is rounded once in any adder"
     return True, ""
+
+
+def _judge_chunk(
+    requirement: Requirement, item: Placed, launch: Launch, order: JudgedOrder
+) -> bool | None:
+    """Whether an order that has another name is one chunk of the required one, as a short buffer
+    has no more of them: a longer one, placed alike, has the name. Without one that is not known
+    where elements are fewer than ranks."""
+    subject, wanted = order.subject, requirement.value
+    if requirement.kind != "order" or not is_one_chunk(subject, item.ranks, wanted):
+        return False
+    if any(
+        longer.order.nbytes > item.order.nbytes
+        and longer.key[1:] == item.key[1:]
+        and has_name(order.look_up_names(longer), wanted)
+        for longer in launch.placed
+    ):
+        return True
+    fewest = subject.world * DTYPES[subject.dtype].size
+    return None if item.order.nbytes < fewest else False
 
 
 def _shows_adder(item: Placed) -> bool:

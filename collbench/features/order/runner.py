@@ -27,10 +27,15 @@ COPIES = (
 TABLES = 64 << 20  # bytes of random numbers and what trees make of them
 
 
+def _make_first_way(case: Case, subject: SumOrder, nbytes: int) -> Case:
+    """The call at one size, with buffers in the first way that is asked for."""
+    return subject.make_case(case, nbytes, in_place=subject.ways[0][0])
+
+
 def _make_largest(job: Job) -> Case:
     """The call at the largest size."""
     subject: SumOrder = job.subject
-    return subject.make_case(job.case, subject.sizes[-1], in_place=False)
+    return _make_first_way(job.case, subject, subject.sizes[-1])
 
 
 class _OrderRunner(Runner):
@@ -40,7 +45,7 @@ class _OrderRunner(Runner):
         """Why the order of this case cannot be found, or ""."""
         if backend_info(case.backend).predicts:
             return f"{case.backend} predicts times and reduces no data"
-        return refuse_call(subject.make_case(case, subject.sizes[-1], in_place=False))
+        return refuse_call(_make_first_way(case, subject, subject.sizes[-1]))
 
     def list_probes(self, job: Job) -> list[Case]:
         """The call itself."""
@@ -70,7 +75,7 @@ class _OrderRunner(Runner):
         """A rough guess of the seconds of all calls."""
         subject: SumOrder = job.subject
         each = count_all_calls(subject) / len(subject.sizes)
-        calls = [subject.make_case(job.case, size, in_place=False) for size in subject.sizes]
+        calls = [_make_first_way(job.case, subject, size) for size in subject.sizes]
         crowding = collectives.measure_crowding(job)
         once = sum(
             2 * collectives.GUESS_ALPHA + collectives.guess_call(call) + 3 * call.size / 2e9

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from collbench.core.dtypes import DTYPES
-from collbench.core.errors import first_line
+from collbench.core.errors import CannotRun, first_line
 from collbench.core.sums.families import list_families, list_rings
 from collbench.core.sums.rounding import EXACT, Rounding, find_rounding, list_divisions
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
@@ -45,6 +45,7 @@ from collbench.features.order.proving import (
 )
 from collbench.features.order.request import SumOrder, label_way
 from collbench.records.types import FirstWrong
+from collbench.run import refusal
 from collbench.run.backends import REFUSALS, Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
@@ -349,22 +350,37 @@ class OrderTrial:
                 yield
                 if self._is_late(f"other places of buffers from {base.nbytes:,} B on"):
                     return
-                call = self._open(base.nbytes, in_place, shift)
-                if refused := self._find_refusal(call):
-                    self._refused.setdefault((in_place, shift), refused)
-                else:
+                if call := self._open_way(base.nbytes, in_place, shift):
                     self._varied.append(self._try_way(base, call, shift))
             self._emit_so_far()
 
-    def _find_refusal(self, call: _Call) -> str:
-        """The library's reason for refusing a way to place buffers, else ""; one call is made."""
-        reason = self._bench.backend.refuse(call.case)
-        if not reason:
-            try:
-                call.issue()
-            except REFUSALS as e:
-                self._bench.backend.finish()  # raises where the device is broken
-                reason = first_line(e)
+    def _open_way(self, nbytes: int, in_place: bool, shift: int) -> _Call | None:
+        """The call in another way to place buffers, which is made once; None where the library
+        refuses that way, whose reason is kept."""
+        case = self._subject.make_case(self._case, nbytes, in_place)
+        opened: list[_Call] = []
+
+        def open_call() -> None:
+            if reason := refusal.refuse_opened(case, self._bench.backend):
+                raise CannotRun(reason)
+            opened.append(self._open(nbytes, in_place, shift))
+
+        # calls are made once all ranks have prepared theirs
+        if reason := self._find_refusal(open_call) or self._find_refusal(opened[0].issue):
+            self._refused.setdefault((in_place, shift), reason)
+            return None
+        return opened[0]
+
+    def _find_refusal(self, action: Callable[[], object]) -> str:
+        """The reason for which all ranks are refused an action, else ""."""
+        reason = ""
+        try:
+            action()
+        except CannotRun as e:
+            reason = e.reason
+        except REFUSALS as e:
+            self._bench.backend.finish()  # raises where the device is broken
+            reason = first_line(e)
         reasons = self._bench.control.collect(reason)
         if any(reasons) and not all(reasons):
             rank = next(rank for rank, text in enumerate(reasons) if text)

@@ -374,14 +374,17 @@ def _make_dependences(order: JudgedOrder) -> Table:
 def _describe_unmeasured(cases: Iterable[UnmeasuredOrder]) -> Iterator[Block]:
     """Cases of which nothing was found, with their reasons."""
     for unmeasured in cases:
-        subject, case = unmeasured.subject, unmeasured.case
-        what = f"{subject.collective}, {subject.dtype}, {subject.op}" if subject else case.subject
-        env = " ".join(f"{name}={value}" for name, value in case.env)
-        label = ", ".join(filter(None, [what, case.label, env]))
         status = "not decided" if unmeasured.status == "ok" else unmeasured.status
-        text = f"{label}: {status}: {unmeasured.reason}"
+        text = f"{_label_unmeasured(unmeasured)}: {status}: {unmeasured.reason}"
         tone: Tone = "bad" if unmeasured.status in ("failed", "wrong") else "notice"
         yield tone_text(plain_line(text), tone)
+
+
+def _label_unmeasured(unmeasured: UnmeasuredOrder) -> str:
+    subject, case = unmeasured.subject, unmeasured.case
+    what = f"{subject.collective}, {subject.dtype}, {subject.op}" if subject else case.subject
+    env = " ".join(f"{name}={value}" for name, value in case.env)
+    return ", ".join(filter(None, [what, case.label, env]))
 
 
 def _describe_requirements(results: Iterable[RequirementResult]) -> Iterator[Block]:
@@ -400,6 +403,9 @@ def _describe_likenesses(report: OrderReport) -> Iterator[Block]:
         tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "notice"}
         tone = tones[likeness.is_alike]
         yield tone_text(describe_likeness(likeness, report.like), tone)
+    for unmeasured in report.judgement.unmeasured if report.like else ():
+        text = f"{_label_unmeasured(unmeasured)}: not known whether as in {report.like}"
+        yield tone_text(plain_line(text), "notice")
 
 
 # for programs

@@ -11,6 +11,7 @@ FEATURE = Feature(
             "Measure a collective beside something else on the same ranks: how much slower each"
             " is.",
             starts_ranks=True,
+            show_command="overlap",
         ),
     ),
     sections=(Entry("overlap", "view:make_section", after="skips"),),

@@ -11,6 +11,7 @@ FEATURE = Feature(
             "command:p2p",
             "Measure messages between ranks: latency, bandwidth, rate, incast.",
             starts_ranks=True,
+            show_command="p2p",
         ),
     ),
     sections=(Entry("p2p", "view:make_section", after="skips"),),

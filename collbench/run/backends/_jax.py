@@ -189,7 +189,12 @@ class Jax(Base):
         CannotRun where JAX would copy it."""
         if not len(send):
             return lambda: self._jax.device_put(np.zeros(0, dtype), self._device)
-        array = self._jax.dlpack.from_dlpack(send, self._device, copy=False)
+        try:
+            array = self._jax.dlpack.from_dlpack(send, self._device, copy=False)
+        except ValueError as e:
+            unaligned = f"JAX copies inputs that are not aligned to {ALIGNED} bytes"
+            other = f"JAX reads nothing from torch's memory: {first_line(e)}"
+            raise CannotRun(unaligned if send.data_ptr() % ALIGNED else other) from e
         if array.unsafe_buffer_pointer() != send.data_ptr() or array.dtype != dtype:
             raise CannotRun(f"JAX copies {send.dtype} from torch's memory", "take another datatype")
         return partial(self._jax.dlpack.from_dlpack, send, self._device, copy=False)

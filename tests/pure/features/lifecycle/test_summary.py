@@ -3,6 +3,7 @@ named."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -226,6 +227,17 @@ def test_a_recorded_runs_exit_code(
 def test_what_has_no_time_is_named(status: str) -> None:
     record = lived(SMALL, rows.INIT, 1, status=status, note="a reason", times_ns=[])
     assert "a reason" in terminal.render_text(make_document(run_of([record])))
+
+
+def test_a_planted_fault_is_in_what_programs_read() -> None:
+    file, fault = run_of([lived(SMALL, rows.INIT, 1000), lost(9)]), "late:1:50ms"
+    policy = msgspec.structs.replace(file.run.policy, inject=fault)
+    run = msgspec.structs.replace(file.run, policy=policy)
+    document = make_document(msgspec.structs.replace(file, run=run))
+    values = msgspec.json.decode(programs.as_json(document))
+    assert (values["run"], values["injected"]) == (file.run.id, fault)
+    lines = [*csv.DictReader(programs.as_csv(document).splitlines())]
+    assert [line["injected"] for line in lines] == [fault, fault]
 
 
 def test_a_document_is_for_every_medium() -> None:

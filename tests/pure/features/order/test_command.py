@@ -18,6 +18,9 @@ from collbench.features.order.command import (
 from collbench.features.order.measurable import OrderRequest
 from collbench.features.order.plan import describe_calls
 from collbench.features.order.request import SumOrder
+from collbench.features.order.runner import RUNNER
+from collbench.run.jobs import Job
+from collbench.run.refusal import refuse_anywhere
 from collbench.show import terminal
 from collbench.show.document import Document
 
@@ -120,3 +123,35 @@ def test_calls_are_counted_beforehand() -> None:
 def test_a_cheaper_way_is_named() -> None:
     assert "--pairs adaptive" in calls(64, strategy="all")
     assert "--pairs adaptive" not in calls(64)
+
+
+@pytest.mark.parametrize(
+    ("collective", "backend", "words"),
+    [
+        ("all_reduce", "mlx", "does nothing in place"),
+        ("all_reduce", "torch_multimem_one_shot", "reads what in place is overwritten"),
+        ("reduce_scatter", "mpi", "MPI's in-place reduce_scatter"),
+    ],
+)
+def test_a_first_place_that_a_backend_never_takes_is_refused(
+    collective: str, backend: str, words: str
+) -> None:
+    for place in ("in", "in,out"):
+        asked = options(backend=backend, ngpus="4", place=place, maxbytes="64")
+        ((case,), _), (subject,) = expand(collective, asked)
+        assert words in RUNNER.refuse(case, subject, refuse_anywhere)
+    asked = options(backend=backend, ngpus="4", place="out,in", maxbytes="64")
+    ((case,), _), (subject,) = expand(collective, asked)
+    assert RUNNER.refuse(case, subject, refuse_anywhere) == ""
+
+
+def test_a_first_place_is_the_one_that_is_probed() -> None:
+    ((case,), _), (subject,) = expand("all_reduce", options(backend="gloo", ngpus="4", place="in"))
+    (probe,) = RUNNER.list_probes(Job(case, 1, "hot", subject=subject))
+    assert probe.in_place
+
+
+def expand(collective: str, asked: OrderOptions) -> tuple[Any, Any]:
+    """The cases of what is asked for, with those left out, and its subjects."""
+    suite = make_suite(collective, asked).resolve()
+    return suite.expand(), suite.subjects

@@ -178,6 +178,25 @@ def test_another_order_off_alignment_is_asked_for_there() -> None:
     ]
 
 
+@pytest.mark.parametrize("word", ["unaligned", "raising"])
+def test_a_place_for_which_no_call_can_be_prepared_is_left_out_with_its_reason(word: str) -> None:
+    found = find(word, order(256, 1024, places=("out", "in"), shifts=(0, 1), repeats=1))
+    assert {(size.in_place, size.shift) for size in found.sizes} == {(False, 0), (True, 0)}
+    assert [size.nbytes for size in found.sizes if size.repeats.calls] == [256, 1024]
+    assert found.dropped == [
+        "out of place, 1 element off alignment: memory is off alignment",
+        "in place, 1 element off alignment: memory is off alignment",
+    ]
+
+
+def test_a_place_that_a_backend_never_takes_is_not_tried() -> None:
+    subject = order(places=("out", "in"))
+    found = read(find_among_threads(subject, backend="mlx"))
+    assert [size.in_place for size in found.sizes] == [False]
+    (reason,) = found.dropped
+    assert reason.startswith("in place: MLX's arrays do not change")
+
+
 def test_orders_that_change_from_element_to_element_are_too_many() -> None:
     piece = find_piece("scatter", sizes=(65536,))
     assert piece.reason == "elements are added in more than 4,096 different pieces"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from factories import (
+    CHAIN,
     DOUBLING,
     LINEAR,
     RING,
@@ -31,8 +32,10 @@ from collbench.features.order.judgement import judge_orders
 from collbench.features.order.likeness import Likeness, compare_orders, describe_likeness
 from collbench.features.order.report import OrderReport, make_order_report
 from collbench.features.order.requirements import Requirement, parse_requirements
+from collbench.features.order.view import make_document
 from collbench.features.order.wording import describe_answer
 from collbench.records.types import RunFile
+from collbench.show import terminal
 
 
 def report(*sizes: SizeOrder, require: str = "", like: RunFile | None = None) -> OrderReport:
@@ -107,6 +110,48 @@ def test_a_ring_is_one_in_any_direction() -> None:
     sizes = (size_order(64, *RING), size_order(1024, *RING))
     assert result("order=ring", *sizes)[0]
     assert result("order=ring:down", *sizes)[0]
+
+
+ONE_ELEMENT, ONE_PIECE = size_order(4, CHAIN), size_order(64, CHAIN)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ((ONE_ELEMENT, size_order(8, CHAIN), size_order(64, *RING)), True),
+        ((size_order(64, *RING), size_order(1024, CHAIN)), False),
+        ((size_order(4, DOUBLING), size_order(64, *RING)), False),
+        ((ONE_PIECE,), False),
+        ((ONE_ELEMENT,), None),
+        ((ONE_ELEMENT, ONE_PIECE), False),
+    ],
+)
+def test_a_short_buffer_is_one_chunk_of_a_ring_where_a_longer_one_is_all_of_it(
+    sizes: tuple[SizeOrder, ...], kept: bool | None
+) -> None:
+    assert result("order=ring", *sizes)[0] is kept
+    assert result("order=ring:down", *sizes)[0] is kept
+
+
+def test_a_longer_buffer_in_another_place_tells_nothing_of_a_short_one() -> None:
+    inside = replace(ONE_ELEMENT, in_place=True, varied=True)
+    kept, reason = result("order=ring", ONE_ELEMENT, inside, size_order(64, *RING))
+    assert (kept, reason) == (None, "4 B, in place: too short for more than one of the chunks")
+
+
+def test_blocks_of_a_short_buffer_are_chunks_of_a_ring() -> None:
+    subject = order_subject("reduce_scatter", sizes=(16, 64))
+    short = [
+        RankPieces(ranks=ranks, pieces=order_pieces(1, tree))
+        for ranks, tree in zip(((0, 1), (2, 3)), RING, strict=False)
+    ]
+    long = [
+        RankPieces(ranks=(rank,), pieces=order_pieces(4, tree)) for rank, tree in enumerate(RING)
+    ]
+    record = order_record(size_order(16, ranks=short), size_order(64, ranks=long), subject=subject)
+    file = order_file(record, subjects=[subject])
+    judged = make_order_report(file, parse_requirements(["order=ring"]))
+    assert judged.requirements[0].kept is True
 
 
 def of_prefixes(adder: int) -> SizeOrder:
@@ -323,6 +368,12 @@ def test_a_skipped_case_without_a_requirement_changes_nothing() -> None:
     assert make_order_report(order_file(*records)).exit == Exit.OK
 
 
+def test_a_case_for_which_no_time_was_left_is_no_verdict() -> None:
+    lost = order_record(dropped=["sizes from 64 B on: 1 s were spent"], backend="mpi")
+    assert lost.status == "ok"
+    assert make_order_report(order_file(order_record(size_order(64)), lost)).exit == Exit.NO_VERDICT
+
+
 def test_fake_gpus_are_no_verdict() -> None:
     file = order_file(order_record(size_order(64)))
     worlds = [replace(world, fake=True) for world in file.worlds]
@@ -344,6 +395,15 @@ def compare(*sizes: SizeOrder, like: RunFile) -> Likeness:
 def test_a_run_is_like_itself() -> None:
     assert compare(size_order(64), like=recorded(size_order(64))).is_alike
     assert report(size_order(64), like=recorded(size_order(64))).exit == Exit.OK
+
+
+def test_a_case_that_was_skipped_is_not_known_to_be_as_recorded() -> None:
+    skipped = order_record(status="skipped", note="no MPI", backend="mpi")
+    file, like = order_file(order_record(size_order(64)), skipped), recorded(size_order(64))
+    judged = make_order_report(file, recorded=like)
+    assert judged.exit == Exit.NO_VERDICT
+    text = terminal.render_text(make_document(judged), 200)
+    assert "mpi: not known whether as in " in text and "skipped: no MPI" in text
 
 
 def test_another_order_is_told_with_both() -> None:
