@@ -192,12 +192,15 @@ READ: dict[str, Callable[[str, str], Any]] = {
 
 
 def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, ...]:
-    """The threshold that --min-busbw and nccl-tests' variable make, if any. Raises UsageError."""
-    if limits and not find_collective(name).moves_data:
+    """The threshold that --min-busbw makes, or else nccl-tests' variable, if any. Raises
+    UsageError."""
+    moves_data = find_collective(name).moves_data
+    if limits and not moves_data:
         raise UsageError(f"--min-busbw: {name} has no busbw to limit", "leave --min-busbw out")
-    if (text := os.environ.get(LEAST, "").strip()) and find_collective(name).moves_data:
-        limit = grammar.parse_limit(text, LEAST)
-        limits += (Limit(ENOUGH * limit.busbw, average=True),)
+    text = os.environ.get(LEAST, "").strip()
+    if text and moves_data and not limits:
+        limit = grammar.parse_limit(text, LEAST, may_have_size=False)
+        limits = (Limit(ENOUGH * limit.busbw, average=True),)
     return (Threshold(min_busbw=limits),) if limits else ()
 
 

@@ -70,8 +70,8 @@ class Network:
     networks differ in this:
 
     ``ends`` gives alpha, beta and gamma of messages, as numbers or arrays; ``wires`` the seconds
-    each shared wire is busy for cells of length 1. ``link`` is the slowest way, by which algorithms
-    choose their segments.
+    each shared wire is busy for cells of length 1. ``link`` is the one between nodes, where there
+    are some; by ``find_slowest`` algorithms choose their segments.
     """
 
     link: Link
@@ -90,6 +90,10 @@ class Network:
             least.beta * self.link.beta,
             least.gamma * self.link.gamma,
         )
+
+    def find_slowest(self, n: int, nbytes: float) -> Link:
+        """The link on which a message of ``nbytes`` takes longest, of those between n ranks."""
+        return self.link
 
     def ends(self, src: Ints, dst: Ints) -> tuple[Any, Any, Any]:
         """Alpha (s), beta and gamma (s a byte) of messages from ranks ``src`` to ranks ``dst``:
@@ -131,6 +135,12 @@ class TwoLevel(Network):
         number, rest = -(-n // self.group), n % self.group
         hosts = Hosts(n, number, rest or self.group, min(n, self.group))
         return bound_on_hosts(row, hosts, self.link, self.inside)
+
+    def find_slowest(self, n: int, nbytes: float) -> Link:
+        """The link inside where all ranks are one node's, else the slower of both."""
+        if n <= self.group:
+            return self.inside
+        return max(self.link, self.inside, key=lambda link: link.alpha + nbytes * link.beta)
 
     def ends(self, src: Ints, dst: Ints) -> tuple[Any, Any, Any]:
         near = src // self.group == dst // self.group

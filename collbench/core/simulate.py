@@ -224,7 +224,7 @@ class Predictor:
             )
 
     def _ratio(self, nbytes: float) -> float:
-        link = self.network.link
+        link = self.network.find_slowest(self.n, nbytes)
         return nbytes * link.beta / max(link.alpha, 1e-12)
 
     def _chosen(self, nbytes: float) -> tuple[tuple[str, int], ...]:

@@ -105,9 +105,10 @@ class Text(Gathered):
 
     def _write_head(self) -> Iterator[str]:
         facts, rule = self.run.environment, "#" + "-" * 64
-        started = datetime.fromisoformat(self.run.started).strftime("%a %b %d %H:%M:%S %Y")
+        started = datetime.fromisoformat(self.run.started).astimezone()
         yield from (rule, f"#    collbench {__version__}, in the columns of IMB-MPI1", rule)
-        values = {"Date": started, "Machine": facts.get("machine"), "Release": facts.get("kernel")}
+        date = started.strftime("%a %b %d %H:%M:%S %Y")  # local, without a zone, as IMB's
+        values = {"Date": date, "Machine": facts.get("machine"), "Release": facts.get("kernel")}
         for name, value in values.items():
             yield f"# {name:<21} : {plain_line(str(value or ''))}"
         libraries = dict.fromkeys(world.library for world in self.worlds.values())

@@ -4,10 +4,10 @@ the same.
 Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:``, ``# not
-run:``, ``# not measured:``, ``# isolated:`` (of the line above), ``# flagged:`` and ``# busy:`` say
-what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header and at the end,
-say that no time is a machine's. Below a line that is in doubt, or whose interval is wide, one
-remark has the intervals and flags of both halves: ``# 8 B: out ±11% bimodal · in ±4%``.
+run:``, ``# not measured:``, ``# isolated:`` (of the line above), ``# flagged:``, ``# limit:`` and
+``# busy:`` say what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header
+and at the end, say that no time is a machine's. Below a line that is in doubt, or whose interval is
+wide, one remark has the intervals and flags of both halves: ``# 8 B: out ±11% bimodal · in ±4%``.
 
 In a run of more than SO_FAR_AFTER seconds ``# so far:`` remarks show what is known of lines that
 come below: after a first pass, or one call.
@@ -389,6 +389,8 @@ class Text(Reporter):
             self._bad += sum(bool(h.wrong) for h in halves)
             self._block_outcomes += measured
             self._remark(*_describe_isolated(measured), *_describe_doubted(measured))
+        elif any(record.findings for record, _ in measured):
+            self._block_outcomes += measured
         for record, _ in measured:
             if record.status == "failed":
                 placement = PLACES["in" if record.case.in_place else "out"]
@@ -472,39 +474,52 @@ class Text(Reporter):
 
     def _conclude(self) -> None:
         """Write the closing lines of the open table, if there is one."""
-        if self._table:
-            skips = self._cases_by_skip.items()
-            counts = ((why, _count_cases(cases, self._sizes)) for why, cases in skips)
-            self._remark(*(f"skipped: {why} ({count})" for why, count in counts))
-        if self._table and not any(map(has_line, self._block_outcomes)):
-            if self._has_findings:
-                return
+        if not self._table:
+            return
+        skips = self._cases_by_skip.items()
+        counts = ((why, _count_cases(cases, self._sizes)) for why, cases in skips)
+        self._remark(*(f"skipped: {why} ({count})" for why, count in counts))
+        if any(map(has_line, self._block_outcomes)):
+            self._write_average()
+        elif not self._has_findings:
             self._print("# no case of this table ran", "#")
-        elif self._table:
-            average = statistics.fmean(self._busbw) if self._busbw else 0.0
-            self._print(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
-            self._print(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
-            repeated = self._repeated.items()
-            self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
-            self._remark(*(f"note: {line}" for line in count_notes(self._block_outcomes)))
-            crowded = {world.cramped for world in self._worlds}
-            command = self._run.command
-            # a reporter is told the run's path at the end only
-            again = describe_remedy(self._run, "" if "--no-save" in command else "RUN")
-            meanings = explain_doubts(
-                self._block_outcomes, self._run.policy, crowded, command, again=again
-            )
-            self._remark(*(f"flagged: {line}" for line in meanings))
-            self._remark(*(f"counted: {line}" for line in list_movements(self._block_outcomes)))
-            self._print(f"# Collective test concluded: {self._table[0]}", "#")
+        self._remark(*(f"note: {line}" for line in count_notes(self._block_outcomes)))
+        crowded = {world.cramped for world in self._worlds}
+        command = self._run.command
+        # a reporter is told the run's path at the end only
+        again = describe_remedy(self._run, "" if "--no-save" in command else "RUN")
+        meanings = explain_doubts(
+            self._block_outcomes, self._run.policy, crowded, command, again=again
+        )
+        self._remark(*(f"flagged: {line}" for line in meanings))
+        self._remark(*(f"counted: {line}" for line in list_movements(self._block_outcomes)))
+        self._print(f"# Collective test concluded: {self._table[0]}", "#")
 
-    def _averaged(self) -> str:
-        """OK or FAILED where this table's average has a limit and meets it or falls short, as
-        nccl-tests has it; else nothing."""
+    def _write_average(self) -> None:
+        """What nccl-tests says of all lines of a table, and what columns and limits rest on."""
+        average = statistics.fmean(self._busbw) if self._busbw else 0.0
+        results = self._judge_limits()
+        self._print(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
+        self._print(f"# Avg bus bandwidth    : {average:g} {_describe_average(results)}", "#")
+        if self._options.average != 3:
+            held = [result for result in results if result.busbw is not None]
+            by = f"limit: by the time of {AVERAGES[3][0]},"
+            self._remark(*(f"{by} {limits.describe_held(result)}" for result in held))
+        repeated = self._repeated.items()
+        self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
+
+    def _judge_limits(self) -> list[limits.Held]:
+        """The answers of limits for this table."""
         records = [record for record, _ in self._block_outcomes]
         file = RunFile(run=self._run, worlds=self._worlds, records=records, end=None, path=Path())
-        answers = {result.answer for result in limits.judge_limits(file) if result.average}
-        return "FAILED" if "short" in answers else "OK" if answers == {"met"} else ""
+        return limits.judge_limits(file)
+
+
+def _describe_average(results: Sequence[limits.Held]) -> str:
+    """OK or FAILED where a table's average has a limit and meets it or falls short, as nccl-tests
+    has it; else nothing."""
+    answers = {result.answer for result in results if result.average}
+    return "FAILED" if "short" in answers else "OK" if answers == {"met"} else ""
 
 
 def table_of(line: Mapping[bool, Case]) -> tuple[str, str]:

@@ -93,13 +93,16 @@ def parse_share(text: str, what: str = "share") -> float:
     return value
 
 
-def parse_limit(text: str, what: str = "--min-busbw") -> Limit:
-    """The limit in ``text``: GB/s, and after an @ the size at which they are wanted."""
+def parse_limit(text: str, what: str = "--min-busbw", may_have_size: bool = True) -> Limit:
+    """The limit in ``text``: GB/s, and after an @ the size at which they are wanted, where it may
+    have one."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:@(.*))?", text)
-    if not match or not 0 < float(match[1]) < 1e9:
+    if not match or not 0 < float(match[1]) < 1e9 or not (may_have_size or match[2] is None):
         raise UsageError(
-            f"{what}: '{text}': expected GB/s as a number, optionally @SIZE",
-            "for example 400@1G,9@1M",
+            f"{what}: '{text}': expected GB/s as a number" + ", optionally @SIZE" * may_have_size,
+            "for example 400@1G,9@1M"
+            if may_have_size
+            else "for example 400; to limit a size: --min-busbw 400@1G",
         )
     return Limit(float(match[1]), None if match[2] is None else parse_size(match[2], what))
 

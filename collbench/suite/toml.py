@@ -32,6 +32,7 @@ from collbench.suite.grammar import (
     parse_limit,
     parse_share,
     parse_size,
+    split_words,
     sweep_sizes,
 )
 from collbench.suite.measurable import find_measurables
@@ -284,9 +285,10 @@ def _parse_threshold(table: Mapping[str, Any], where: str) -> Threshold:
 
 
 def _parse_limits(given: Any, where: str) -> tuple[Limit, ...]:
-    """Limits on busbw: one or several, each a number or a text."""
+    """Limits on busbw: one or several, each a number or a text, which may list some itself."""
     items = given if isinstance(given, list) else [given]
-    return tuple(parse_limit(str(item), where) for item in items)
+    words = [word for item in map(str, items) for word in split_words(item) or [item]]
+    return tuple(parse_limit(word, where) for word in words)
 
 
 def _parse_values(

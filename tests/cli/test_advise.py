@@ -223,6 +223,17 @@ def test_what_a_format_cannot_say_is_shown_without_a_file(inside, tmp_path: Path
     assert "no file: Tiny's rules cannot hold this advice: it knows no 16 ranks" in done.stdout
 
 
+def test_a_format_that_refuses_leaves_undecided_its_exit_code(
+    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rules, "refuse", lambda self, advised: "it needs all sizes")
+    write(swept({"": 1.0, "ring": 0.5}, launches=3), tmp_path)
+    done = inside("advise", str(tmp_path), "--write", "rules.tiny")
+    assert done.returncode == Exit.NO_VERDICT
+    assert "no file: Tiny's rules cannot hold this advice: it needs all sizes" in done.stdout
+    assert not Path("rules.tiny").exists()
+
+
 def test_a_verification_removes_what_does_not_hold(
     inside, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +276,10 @@ def test_a_verification_removes_what_does_not_hold(
     assert "Tiny's rules cannot hold this advice: it knows no 16 ranks" in done.stderr
     assert json.loads(Path("a.json").read_text())["removed"]
     assert not Path("rules.tiny").exists()
+    code = Exit.INTERRUPTED
+    done = inside("advise", str(runs), "--verify", "--write", "rules.tiny")
+    assert done.returncode == Exit.INTERRUPTED
+    assert "no file: Tiny's rules cannot hold this advice: it knows no 16 ranks" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,28 @@ def test_the_variable_of_nccl_tests_wants_nine_tenths_of_the_average(
     assert json.loads(path.read_text())["average_bus_bandwidth"]["okay"] == okay
 
 
+def test_a_limit_that_is_given_takes_the_place_of_the_variable(
+    inside, reaching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_TESTS_MIN_BW", "100")
+    reaching(9.0)
+    assert inside(*ARGS, "--min-busbw", "8").returncode == 0
+    done = inside(*ARGS)
+    assert done.returncode == 1 and "90 (90 % of NCCL_TESTS_MIN_BW) wanted" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["400@1G", "fast"])
+def test_the_variable_of_nccl_tests_has_no_size(
+    inside, reaching, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("NCCL_TESTS_MIN_BW", text)
+    reaching(9.0)
+    done = inside(*ARGS)
+    assert done.returncode == 2
+    assert f"NCCL_TESTS_MIN_BW: '{text}': expected GB/s as a number\n" in done.stderr
+    assert "--min-busbw 400@1G" in done.stderr
+
+
 def test_wrong_data_weighs_more_than_a_limit(inside, reaching) -> None:
     reaching(9.0, Exit.WRONG_DATA)
     assert inside(*ARGS, "--min-busbw", "10").returncode == 7

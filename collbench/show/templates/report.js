@@ -179,7 +179,7 @@ for (const box of all(".table")) {
 // Sorting: up, down, and back as it was. Figures by their value in one unit, what is no figure at the end.
 const UNITS = {K: 1e3, M: 1e6, "µs": 1e3, ms: 1e6, s: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40};
 function value(cell) {
-  const [, number, unit] = /^(?:p\d+ |max |[±×])?([-−+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ]*)/i.exec(cell) ?? [];
+  const [, number, unit] = /^(?:p\d+ |max |[±×]|[≤≥<] ?)?([-−+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ]*)/i.exec(cell) ?? [];
   return number ? Number(number.replaceAll(",", "").replace("−", "-")) * (UNITS[unit] ?? 1) : Infinity;
 }
 function sort({table, body, lines}, head) {

@@ -146,6 +146,24 @@ def test_hierarchical_meets_its_closed_form_on_two_levels(nodes: int, group: int
     assert found == pytest.approx(rounds + size * (wire + adding), rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["chain", "double_tree"])
+@pytest.mark.parametrize(
+    ("network", "slowest"),
+    [
+        (TwoLevel(LINK, INSIDE, 16), INSIDE),  # all ranks in one node
+        (TwoLevel(LINK, INSIDE, 8), LINK),
+        (TwoLevel(INSIDE, LINK, 8), LINK),
+    ],
+    ids=["one-node", "outside", "inside"],
+)
+def test_segments_suit_the_slowest_link_that_messages_take(
+    name: str, network: TwoLevel, slowest: Link
+) -> None:
+    variant = algorithms.find_variant("broadcast", name)
+    suited = simulate.Predictor(variant, Network(slowest), 16).schedule(1e6)
+    assert simulate.Predictor(variant, network, 16).schedule(1e6).name == suited.name
+
+
 def test_an_oversubscribed_tree_slows_what_leaves_the_leaf() -> None:
     # one message leaves each leaf of 4
     schedule = algorithms.find_variant("sendrecv", "direct").schedule(8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Sequence
 
 import factories
@@ -101,6 +102,15 @@ def test_a_table_is_imbs_to_the_letter(record: Record, table: str) -> None:
 def test_bytes_are_what_imb_counts(collective: str, size: int) -> None:
     text = write([timed(collective, 4096, 1.0, 2.0, 3.0, 4.0)])
     assert re.search(rf"^ +{size} +1000 +1\.00 +4\.00 +2\.50$", text, re.MULTILINE)
+
+
+def test_the_date_is_in_local_time_as_imbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    text = write([timed("all_reduce", 400, 1.0, 2.0)])
+    monkeypatch.undo()
+    time.tzset()
+    assert "# Date                  : Thu Jan 01 22:04:05 2026" in text.splitlines()
 
 
 def test_tables_without_their_head_are_read_as_imbs() -> None:

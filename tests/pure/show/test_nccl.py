@@ -22,9 +22,9 @@ from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
 from collbench.run.reporter import Several
 from collbench.show import nccl, nccl_json, nccl_settings
 from collbench.show.nccl import Options, Text
-from collbench.suite.case import Case, Skip
+from collbench.suite.case import Case, Limit, Skip
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Suite
+from collbench.suite.sweep import Axes, Suite, Threshold
 
 OURS = tuple(
     f"# {word}"
@@ -37,6 +37,7 @@ OURS = tuple(
         "skipped:",
         "failed:",
         "flags:",
+        "limit:",
         "busy:",
         "so far:",
         "not",
@@ -550,6 +551,38 @@ def test_average_says_what_is_made_of_the_ranks_times(average: int, time: float)
     assert nccl.AVERAGES[average][0] in comments(text, "# time")[0]
 
 
+@pytest.mark.parametrize(
+    ("average", "judged"),
+    [
+        (
+            1,
+            [
+                "# limit: by the time of the slowest rank, average of all_reduce on 8 ranks, nccl:"
+                " 4.38 GB/s of bus-bw [4.38 to 4.38 in this launch], 5 (90 % of NCCL_TESTS_MIN_BW)"
+                " wanted: too little"
+            ],
+        ),
+        (3, []),
+    ],
+)
+def test_a_limit_says_what_was_judged_where_lines_have_other_times(
+    average: int, judged: list[str]
+) -> None:
+    run = a_run()
+    wanted = Threshold(min_busbw=(Limit(5.0, average=True),))
+    run = msgspec.structs.replace(
+        run, suite=msgspec.structs.replace(run.suite, thresholds=(wanted,))
+    )
+    record = {"per_rank": [[40000] * 40, *[[20000] * 40] * 7], "times_ns": [40000] * 40}
+    text = written(
+        [measured(a_case(nbytes=100_000), 40000, **record)],
+        options=Options(average=average),
+        run=run,
+    )
+    assert comments(text, "# Avg")[0].endswith("FAILED")
+    assert comments(text, "# limit") == judged
+
+
 def test_inner_calls_divide_the_time() -> None:
     outcome = measured(
         a_case(), 40000, inner=4, per_rank=[[20000]] * 4 + [[40000]] * 4, submit_ns=[8000]
@@ -1017,6 +1050,19 @@ def test_a_table_of_which_nothing_ran_has_no_footer_that_says_ok() -> None:
     text = written([skipped])
     assert "Out of bounds" not in text and "Avg bus" not in text
     assert comments(text, "# no case") == ["# no case of this table ran"]
+    assert comments(text, "# Collective test concluded") == [
+        "# Collective test concluded: all_reduce_perf"
+    ]
+
+
+def test_a_table_of_findings_without_times_has_its_notes_and_an_end() -> None:
+    case = a_case(collective="order", subject="sums", op="none")
+    record = Record(case=case, status="ok", note="ran ring", findings={"sizes": []})
+    lines = written([(record, None)]).splitlines()
+    assert "# found: sums: collbench report shows it" in lines
+    at = lines.index("# note: ran ring (1 case)")
+    assert lines[at + 1] == "# Collective test concluded: workload"
+    assert not comments("\n".join(lines), "# Avg") + comments("\n".join(lines), "# no case")
 
 
 def test_a_reason_for_skips_is_told_once_with_a_count_of_cases() -> None:

@@ -320,10 +320,18 @@ def test_thresholds_only_raise_what_is_judged(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + "[[threshold]]\ntau = '50%'").tau(small, 0.1) == 0.5
 
 
-@pytest.mark.parametrize("said", ["400", "'400'", "['400@1G', 9]"])
-def test_a_threshold_may_want_busbw(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "limits"),
+    [
+        ("400", (Limit(400.0),)),
+        ("'400'", (Limit(400.0),)),
+        ("['400@1G', 9]", (Limit(400.0, 1 << 30), Limit(9.0))),
+        ("'400@1G,9@1M'", (Limit(400.0, 1 << 30), Limit(9.0, 1 << 20))),
+    ],
+)
+def test_a_threshold_may_want_busbw(tmp_path: Path, said: str, limits: tuple[Limit, ...]) -> None:
     (found,) = load(tmp_path, SMALL + f"[[threshold]]\nmin_busbw = {said}").thresholds
-    assert found.min_busbw[-1] == Limit(9.0 if "9]" in said else 400.0)
+    assert found.min_busbw == limits
     assert found.tau == 0
 
 
@@ -529,6 +537,7 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         ),
         (HEAD + "[[threshold]]\nmatch = {}", ": [[threshold]] 1", "neither tau nor", "400@1G"),
         (HEAD + "[[threshold]]\nmin_busbw = '4@x'", ": [[threshold]] 1, min_busbw", "a size", ""),
+        (HEAD + "[[threshold]]\nmin_busbw = ''", ": [[threshold]] 1, min_busbw", "a number", ""),
         (HEAD + "[[threshold]]\ntau = 'all'", ": [[threshold]] 1, tau", "not a share", ""),
     ],
 )

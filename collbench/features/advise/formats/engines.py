@@ -162,6 +162,8 @@ class CutOffs(Format):
         """The GPU of a key."""
 
     def refuse(self, advised: Advised) -> str:
+        if not advised.rows:
+            return ""
         if why := refuse_engine(advised, BF16):
             return why
         reasons = [cut for cut in self._list_cuts(advised) if isinstance(cut, str)]
@@ -298,6 +300,8 @@ class TensorRtLlm(Format):
     by_size, covers_all = False, False
 
     def refuse(self, advised: Advised) -> str:
+        if not advised.rows:
+            return ""
         if why := refuse_engine(advised, (*BF16, "half")):
             return why
         rows = [row for row in advised.rows if _is_strategy(row)]

@@ -3,12 +3,16 @@ changes."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
 
 from collbench.core import algorithms
+from collbench.core.groups import MEETING
+from collbench.core.paths import VARIABLE as PATH
+from collbench.core.paths import find_path, strip_preset
 from collbench.core.text import (
     format_count,
     format_duration,
@@ -16,6 +20,7 @@ from collbench.core.text import (
     format_size,
     plain_line,
 )
+from collbench.features.predict import fit
 from collbench.features.predict.efficiency import (
     PROBE,
     Constants,
@@ -25,6 +30,7 @@ from collbench.features.predict.efficiency import (
     find_crossings,
 )
 from collbench.records.points import Point
+from collbench.records.types import Run
 from collbench.show import figure_style, figures
 from collbench.show.document import Cell, Figure, Line, Section, Table, code_text, make_columns
 from collbench.show.views.series import (
@@ -39,6 +45,7 @@ from collbench.show.views.series import (
     name_figure,
 )
 from collbench.show.words import PLACES
+from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
 REMARKS = 8
@@ -244,12 +251,12 @@ def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> lis
     for row_series in series:
         case = row_series.case
         link = stick.link(row_series.points[0])
-        name = f"{plain_line(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
+        name = _describe_wires(case)
         if link is None:
             imported = bool(view.files[row_series.run].run.imported)
-            alone.setdefault((case.backend, case.n, case.dtype, case.mode, imported), []).extend(
-                row_series.points
-            )
+            # a command measures all groups at once
+            wires = fit.wire_key(msgspec.structs.replace(case, group=0))
+            alone.setdefault((*wires, case.n, imported), []).extend(row_series.points)
         elif link.refused:
             notes[
                 f"The link of {name} could not be fitted to sendrecv: {plain_line(link.refused)}."
@@ -267,33 +274,65 @@ def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> lis
     ]
 
 
+def _describe_wires(case: Case) -> str:
+    """A phrase for what cases over the same wires have in common (fit.wire_key)."""
+    parts = [
+        f"{case.backend} on {case.n} ranks",
+        case.dtype,
+        case.mode,
+        format_settings(case.env),
+        f"in groups by {case.groups}" if case.groups else "",
+        f"beside {case.background}" if case.background else "",
+    ]
+    return plain_line(", ".join(filter(None, parts)))
+
+
 def _suggest_command(view: View, points: list[Point]) -> Cell:
     """The command that measures sendrecv beside these points, which have none."""
     run = view.files[points[0].run].run
-    case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
-    # a transport without a sendrecv of its own
-    is_scheduled = all(point.case.algorithm != "native" for point in points)
-    command = [
-        f"collbench sendrecv --backend {plain_line(case.backend)}",
-        f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if is_scheduled else "",
-        f"-g {case.n} -d {case.dtype} --mode {case.mode}",
-        f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
-    ]
-    command += [
-        option
-        for name, option in MANNER
-        if getattr(run.policy, name) != getattr(Policy(), name)
-        for option in [option.format(getattr(run.policy, name))]
-    ]
-    where = f"{plain_line(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
     lacking = (
-        f"sendrecv was not measured with {where}, in the same manner: without it there is no"
-        " efficiency to tell. "
+        f"sendrecv was not measured with {_describe_wires(points[0].case)}, in the same manner:"
+        " without it there is no efficiency to tell. "
     )
     if run.imported:
         return lacking + "Put its test and the others into one log, and import that."
-    line = code_text(" ".join(filter(None, command)))
+    command = _write_command(run, points)
+    if not command:
+        return lacking + "Measure it in the same run."
+    line = code_text(command)
     return f"{lacking}Measure it on the same machine (" + line + "), and report both runs together."
+
+
+def _write_command(run: Run, points: list[Point]) -> str:
+    """The command that measures sendrecv over the wires of points of a run; empty where there is
+    none: groups of named ranks are no rule, and commas in --env part values."""
+    case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
+    path = find_path(case.env)
+    settings = [(key, value) for key, value in strip_preset(case.env) if key != PATH]
+    meeting = MEETING.fullmatch(case.groups)
+    rule = case.groups.partition(" ")[0] if meeting else case.groups
+    if " " in rule or any("," in value for _, value in settings):
+        return ""
+    # a path's settings are those of all backends of the run
+    backends = run.suite.values("backends") if path else (case.backend,)
+    # a transport without a sendrecv of its own
+    is_scheduled = all(point.case.algorithm != "native" for point in points)
+    command = [
+        f"collbench sendrecv --backend {','.join(backends)}",
+        f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if is_scheduled else "",
+        f"-g {case.world} -d {case.dtype} --mode {case.mode}",
+        f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
+        *(f"--env {shlex.quote(f'{name}={value}')}" for name, value in settings),
+        f"--path {shlex.quote(path)}" if path else "",
+        f"--split {shlex.quote(rule)}" if rule else "",
+        f"--background {shlex.quote(case.background)}" if case.background else "",
+    ]
+    command += [
+        option.format(getattr(run.policy, name))
+        for name, option in MANNER
+        if getattr(run.policy, name) != getattr(Policy(), name)
+    ]
+    return plain_line(" ".join(filter(None, command)))
 
 
 def _list_alarms(view: View, merits: list[Merit]) -> list[str]:

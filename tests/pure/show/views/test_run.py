@@ -538,6 +538,64 @@ def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
     assert [table.name for table in both.tables] == ["merits", "links"] and both.figures
 
 
+@pytest.mark.parametrize(
+    ("wires", "phrase", "options"),
+    [
+        ({"env": (("A", "x y"),)}, "A=x y", "-g 2 {} --env 'A=x y'"),
+        (
+            {"env": (("A", "1"), ("COLLBENCH_PATH", "loopback-nic"), ("GLOO_SOCKET_IFNAME", "lo"))},
+            "A=1 COLLBENCH_PATH=loopback-nic",
+            "-g 2 {} --env A=1 --path loopback-nic",
+        ),
+        (
+            {"groups": "mod:3", "group": 1, "of": 3},
+            "in groups by mod:3",
+            "-g 6 {} --split mod:3",
+        ),
+        (
+            {"groups": "pairs 2/4", "group": 1, "of": 2},
+            "in groups by pairs 2/4",
+            "-g 4 {} --split pairs",
+        ),
+        (
+            {"background": "all_to_all:4M"},
+            "beside all_to_all:4M",
+            "-g 2 {} --background all_to_all:4M",
+        ),
+    ],
+    ids=["env", "path", "groups", "pairs", "background"],
+)
+def test_sendrecv_is_measured_over_the_wires_that_lack_it(
+    wires: dict[str, Any], phrase: str, options: str
+) -> None:
+    """What was measured over others does not count."""
+    found = section(
+        sections.make_document([run(*sweep("sendrecv"), *sweep(**wires))]), "efficiency"
+    )
+    words = " ".join(map(str, found.sentences))
+    assert f"sendrecv was not measured with gloo on 2 ranks, float, isolated, {phrase}, in" in words
+    assert options.format("-d float --mode isolated -b 8 -e 1048576") in words
+
+
+def test_groups_lack_sendrecv_together_and_settings_apart() -> None:
+    groups = [{"groups": "mod:2", "group": group, "of": 2} for group in (0, 1)]
+    settings = [{"env": (("A", value),)} for value in "12"]
+    records = [record for wires in (*groups, *settings) for record in sweep(**wires)]
+    found = section(sections.make_document([run(*records)]), "efficiency")
+    assert sum("sendrecv was not measured" in str(text) for text in found.sentences) == 3
+
+
+@pytest.mark.parametrize(
+    "wires",
+    [{"env": (("A", "1,2"),)}, {"groups": "ranks 2,0;1,3/4", "of": 2}],
+    ids=["env", "ranks"],
+)
+def test_wires_that_no_option_names_have_no_command_for_sendrecv(wires: dict[str, Any]) -> None:
+    found = section(sections.make_document([run(*sweep(**wires))]), "efficiency")
+    words = " ".join(map(str, found.sentences))
+    assert "Measure it in the same run." in words and "collbench sendrecv" not in words
+
+
 def test_a_comparison_adds_its_section_and_rules_the_verdict() -> None:
     base, head = run(ok()), run(ok(), id="r2")
     given = Comparison(
