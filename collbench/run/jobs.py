@@ -50,7 +50,8 @@ class Plan(msgspec.Struct, frozen=True):
     ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
     rank 0 asks what to go on with. ``in_turns``: a world that waits for its turn before each case
     and each block of samples, while another one has the machine. ``file`` is the one that has the
-    backend, where no package has it. ``beside``: some case has a background.
+    backend, where no package has it. ``beside``: some case has a background. ``rules`` are those
+    by which ranks are divided for its cases and their backgrounds.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
     in_turns: bool = False
     file: BackendFile | None = None
     beside: bool = False
+    rules: tuple[str, ...] = ()
 
     @property
     def processes(self) -> int:

@@ -50,7 +50,6 @@ from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import AboutCase, CaseOutcome, FailedCase, SkippedCase, record_of
 from collbench.run.rank.stream import assert_ordered
 from collbench.run.runner import runner_of
-from collbench.suite import backgrounds
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -259,12 +258,7 @@ class Worker:
     def _divide(self) -> None:
         """Make the groups that are measured at once; the backend then works within this rank's."""
         rule, hosts = self._plan.groups, self._control.collect(environment.host_name())
-        cases = [job.case for job in self._plan.jobs]
-        for group_rule in {
-            rule,
-            *map(backgrounds.group_rule, cases),
-            *(case.groups for case in cases),
-        }:
+        for group_rule in dict.fromkeys((rule, *self._plan.rules)):
             if wrong := groups.describe_misplaced(group_rule, hosts):
                 raise CannotRun(
                     wrong, "use --split mod:8, div:8 or another that goes by rank alone"
