@@ -125,7 +125,8 @@ def judge_cache(job: Job, device: torch.device, policy: Policy) -> Cache:
 
 
 class Worker:
-    """A rank at work: it opens backends, measures its jobs and reports to rank 0."""
+    """A rank at work: it opens backends, measures its jobs and reports to rank 0. ``is_last``: no
+    later world of this process has the plan's backend."""
 
     def __init__(
         self,
@@ -136,8 +137,9 @@ class Worker:
         emit: Emit,
         next_jobs: Further = list,
         turn: Turn = lambda job: None,
+        is_last: bool = True,
     ) -> None:
-        self.setup = setup
+        self.setup, self._is_last = setup, is_last
         self._next_jobs, self._turn = next_jobs, turn
         self._plan = plan
         self._policy = plan.policy
@@ -180,6 +182,8 @@ class Worker:
         setup, plan = self.setup, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
+        if self._is_last:
+            opened.callback(self._backend.leave)
         self._others = Others(setup.rank, self._control.collect)
         info = backend_info(plan.backend)
         binds = self._policy.pin and info.binds and not info.gpu
