@@ -7,7 +7,8 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,18 @@ def list_affinity(root: Path = ROOT) -> list[int]:
         cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
     ) or os.sched_getaffinity(0)
     return sorted(allowed & set(cpu_list(root / CPUS / "online")) or allowed)
+
+
+@contextmanager
+def keep_affinity() -> Iterator[None]:
+    """Let this thread at the end use the CPUs that it might use before, wherever it was bound."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        if os.sched_getaffinity(0) != allowed:
+            with suppress(OSError):  # they may be gone
+                os.sched_setaffinity(0, allowed)
 
 
 def core_of(cpu: int, root: Path = ROOT) -> int:

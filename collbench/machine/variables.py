@@ -112,3 +112,17 @@ def set_defaults(settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+@contextmanager
+def keep_environment() -> Iterator[None]:
+    """Undo at the end what was done to this process's environment."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value

@@ -351,7 +351,7 @@ class Record(_Line, frozen=True, tag="record"):
     control_inner: Positive | None = None  # calls a sample of these
     inner: Positive = 1  # calls a sample
     setup_ns: int = 0  # to allocate and prepare
-    warmup: int = 0  # calls before samples
+    warmup: int = 0  # samples before these
     steady: bool = True  # times had settled when warm-up ended
     stop: Stop = ""  # what ended sampling
     sync: Scheme = ""  # how ranks started together

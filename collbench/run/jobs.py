@@ -19,9 +19,9 @@ class Job(msgspec.Struct, frozen=True):
     ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
     the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
     spent on its samples, where that is not the policy's; ``least`` of them are taken however long
-    they take. ``control``: with a few in the other cadence, and with bytes counted, as they are in
-    any case where settings leave data one path. The same ranks measure the ``companion``, another
-    job, in turns with it, block by block; a lot decides each time which goes first.
+    they take. ``control``: with a few in the other cadence. ``counts``: with bytes counted, as they
+    are in any case where settings leave data one path. The same ranks measure the ``companion``,
+    another job, in turns with it, block by block; a lot decides each time which goes first.
     ``subject`` is what a case of another kind is about. A ``coarse`` one is a single call, for a
     row to show until the case is measured. ``sharers`` ranks share a host's memory, or a GPU's; 0
     stands for all.
@@ -36,6 +36,7 @@ class Job(msgspec.Struct, frozen=True):
     seconds: float | None = None
     least: int = 1
     control: bool = True
+    counts: bool = True
     companion: Job | None = None
     subject: Any = None  # suite.measurable.Subject
     coarse: bool = False
@@ -50,7 +51,8 @@ class Plan(msgspec.Struct, frozen=True):
     ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
     rank 0 asks what to go on with. ``in_turns``: a world that waits for its turn before each case
     and each block of samples, while another one has the machine. ``file`` is the one that has the
-    backend, where no package has it. ``beside``: some case has a background.
+    backend, where no package has it. ``beside``: some case has a background. ``rules`` are those
+    by which ranks are divided for its cases and their backgrounds.
     """
 
     index: int
@@ -65,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True):
     in_turns: bool = False
     file: BackendFile | None = None
     beside: bool = False
+    rules: tuple[str, ...] = ()
 
     @property
     def processes(self) -> int:

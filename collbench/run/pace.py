@@ -221,12 +221,13 @@ class TwoPassPace(Pace):
         return [without_second_pass(r) for r in self._coarse.values() if is_too_wide(r)]
 
     def _make_second(self, first: Record) -> Job:
-        """The job of a second visit; what one without a valid sample has learned is nothing."""
+        """The job of a second visit, with a control where the first had no time for one; what one
+        without a valid sample has learned is nothing."""
         job = msgspec.structs.replace(self._jobs[first.case], seconds=(1 - COARSE) * self._most)
         if is_without_samples(first):
             return job
         inner = first.inner // self._policy.agg_iters
-        return msgspec.structs.replace(job, inner=inner, control=False)
+        return msgspec.structs.replace(job, inner=inner, control=not first.control_ns, counts=False)
 
 
 def _choose_lines(jobs: Sequence[Job]) -> list[Job]:
@@ -240,7 +241,7 @@ def _choose_lines(jobs: Sequence[Job]) -> list[Job]:
 
 def _make_single_call(job: Job) -> Job:
     """The job of one call of a case."""
-    return msgspec.structs.replace(job, coarse=True, rotation=1, control=False)
+    return msgspec.structs.replace(job, coarse=True, rotation=1, control=False, counts=False)
 
 
 def _holding_back(record: Record) -> tuple[bool, bool]:
@@ -313,11 +314,12 @@ def merge_visits(first: Record, second: Record, enough: float) -> Record:
     }
     if first.status != "ok":
         return msgspec.structs.replace(second, **fields)
+    controlled = first if first.control_ns else second
     fields |= {
         "started": first.started,
         "setup_ns": first.setup_ns,
-        "control_ns": first.control_ns,
-        "control_inner": first.control_inner,
+        "control_ns": controlled.control_ns,
+        "control_inner": controlled.control_inner,
         "sent": first.sent,
         "clock_error_ns": max(first.clock_error_ns, second.clock_error_ns),
     }

@@ -23,6 +23,7 @@ from collbench.run.collectives import measure_crowding
 from collbench.run.jobs import Job, Plan
 from collbench.run.memory import AVAILABLE, Room
 from collbench.run.runner import runner_of
+from collbench.suite import backgrounds
 from collbench.suite.case import BATCH_MODES, Case, Skip
 from collbench.suite.policy import Policy
 from collbench.suite.suite_keys import replace_options
@@ -126,9 +127,16 @@ def plan_worlds(
                 divided,
                 file=find_file(backend),
                 beside=any(job.case.background for job in ordered),
+                rules=_list_rules(ordered),
             )
         )
     return plans
+
+
+def _list_rules(jobs: Sequence[Job]) -> tuple[str, ...]:
+    """The rules by which ranks are divided for cases and for what is in their background."""
+    cases = [job.case for job in jobs]
+    return tuple(sorted({*(case.groups for case in cases), *map(backgrounds.group_rule, cases)}))
 
 
 def order_jobs(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:

@@ -19,7 +19,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """How each case is measured. Times in seconds; None: as the data decide."""
 
     iters: Samples | None = None  # samples, whatever their precision (``fixes_samples``)
-    warmup: int | None = None  # calls before samples
+    warmup: int | None = None  # samples before those that count
     precision: float | None = None  # half width of the interval, as a share of the median
     max_seconds: float | None = None  # of samples of a case
     min_seconds: float = 0.2

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from marks import long
 from needs import need_backend
+from paths import before
 from sweeping import FEW, ONE, read_csv, read_records, run_without, write_suite
 
 from collbench.run.refusal import refuse_case
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
+PLUGINS = Path(__file__).parents[1] / "ranks/plugins"
 ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv")
 
 
@@ -84,6 +86,36 @@ def test_groups_of_a_split_are_measured_at_once(cli, jax) -> None:
         ("0", "0", "2"),
         ("1", "0", "2"),
     ]
+
+
+def write_cycles(path: Path, other: str) -> str:
+    """The path of a suite whose cycles are worlds of the same two processes, each one of JAX and
+    then one of another backend."""
+    write_suite(path, "jax", ["all_reduce"], ranks="2", more="cycles = 2")
+    path.write_text(path.read_text().replace('"jax"', f'"jax", "{other}"') + "fresh = true\n")
+    return str(path)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_launcher_measure_several_worlds(cli, jax, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    suite = write_cycles(tmp_path / "jax.toml", "gloo")
+    done = cli.join(2, "run", suite, "--output", str(path), timeout=250)
+    assert done.returncode == 0, done.stderr
+    records = read_records(path)
+    assert Counter((r.case.backend, r.case.cycle, r.status, r.wrong) for r in records) == {
+        (name, cycle, "ok", 0): 1 for name in ("jax", "gloo") for cycle in range(2)
+    }
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_between_two_worlds_is_not_waited_for(cli, jax, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    suite = write_cycles(tmp_path / "jax.toml", "saboteur")
+    planted = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": "kill:1:2"}
+    done = cli.join(2, "run", suite, "--output", str(path), timeout=250, **planted)
+    assert [record.status for record in read_records(path)] == ["ok", "failed"]
+    assert "lost rank 1 on" in done.stderr and "did not end within" not in done.stderr
 
 
 @pytest.mark.long

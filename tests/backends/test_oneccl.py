@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -19,10 +20,11 @@ from marks import long
 from collbench.core.backend_info import backend_info
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import CannotRun, Exit, UsageError
+from collbench.machine.variables import keep_environment
 from collbench.records import run_file
 from collbench.records.types import Record, RunFile
 from collbench.run import refusal
-from collbench.run.backends import _oneccl_build, _oneccl_files, _oneccl_names, oneccl
+from collbench.run.backends import _oneccl, _oneccl_build, _oneccl_files, _oneccl_names, oneccl
 from collbench.run.backends._oneccl_files import Library
 from collbench.suite.case import Case
 from tests.helpers.needs import stop_without
@@ -303,6 +305,21 @@ def test_what_the_library_lacks_is_refused_before_ranks_start(
 ) -> None:
     given = refusal.refuse_anywhere(make_case(**fields))
     assert reason in given and bool(reason) == bool(given)
+
+
+def test_what_one_world_chose_is_chosen_again_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ranks of a launcher open several; what the user has set is never among it."""
+    monkeypatch.setenv("CCL_ATL_SHM", "0")
+    library = Library(VERSION, tmp_path, tmp_path / "libccl.so.1", tmp_path / "libfabric.so.1")
+    chosen = []
+    for place in ("1", "2"), ("0", "1"):
+        with keep_environment():
+            settings = _oneccl.choose_settings(library, place, 2, 2)
+            chosen.append((settings, os.environ["CCL_LOCAL_RANK"]))
+    settings = ["CCL_ATL_TRANSPORT=ofi", "CCL_WORKER_OFFLOAD=0"]
+    assert chosen == [(settings, "1"), (settings, "0")]
 
 
 def test_settings_of_the_library_are_known() -> None:

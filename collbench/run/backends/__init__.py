@@ -154,6 +154,10 @@ class Backend(Protocol):
     def close(self) -> None:
         """Leave the world, or as much of it as was opened where ``open`` raised CannotRun."""
 
+    def leave(self) -> None:
+        """Leave what a process is part of from its first world of this library to its last, which
+        is closed; called by all ranks, once none of them opens another."""
+
 
 class Base:
     """Defaults for a backend's methods. A backend defines ``open`` and ``prepare`` itself, and sets
@@ -195,6 +199,9 @@ class Base:
         pass
 
     def close(self) -> None:
+        pass
+
+    def leave(self) -> None:
         pass
 
     def find_group(self, rank: int, n: int) -> Control:

@@ -1,13 +1,15 @@
 """JAX: programs of one collective each, compiled before the clock starts, on one CPU device a rank.
 
 JAX's arrays do not change. What a program reads is torch's memory, lent by DLPack, and what it
-returns is XLA's, from which results are copied after the clock. A process joins JAX's world once;
-groups are meshes of their ranks' devices.
+returns is XLA's, from which results are copied after the clock. A process joins JAX's world once
+and leaves it after its last world here; groups are meshes of their ranks' devices.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,6 +31,10 @@ LEAVING = 5  # seconds that a rank waits for the others to leave, which all are 
 PATIENCE = 1 << 20  # seconds: -T says how long ranks may stand still
 
 Tensor = torch.Tensor
+
+_joined: list[
+    Any
+] = []  # JAX, from when this process has joined its world here until it leaves that
 
 
 def load_jax() -> Any:
@@ -76,7 +82,6 @@ class Jax(Base):
 
     def __init__(self) -> None:
         self.library = "jax"
-        self._leaves = False  # whether this one joined the world, and leaves it
         self._programs: dict[tuple[object, ...], Callable[..., Any]] = {}
 
     def refuse(self, case: Case) -> str:
@@ -122,7 +127,10 @@ class Jax(Base):
                 f"jax.distributed.initialize at {address}: {first_line(e)}",
                 "collbench doctor says what runs here",
             ) from e
-        self._leaves = True
+        _joined.append(self._jax)
+        # by which JAX leaves at exit, too, and would wait there for ranks that are gone
+        if clean_up := getattr(sys.modules.get("jax._src.api"), "clean_up", None):
+            atexit.unregister(clean_up)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         jax = self._jax
@@ -199,10 +207,9 @@ class Jax(Base):
             raise CannotRun(f"JAX copies {send.dtype} from torch's memory", "take another datatype")
         return partial(self._jax.dlpack.from_dlpack, send, self._device, copy=False)
 
-    def close(self) -> None:
-        if self._leaves:  # the last thing that all ranks do: who leaves early aborts the others
-            self._leaves = False
-            self._jax.distributed.shutdown()
+    def leave(self) -> None:
+        if _joined:  # the last thing that all ranks do: who leaves early aborts the others
+            _joined.pop().distributed.shutdown()
 
 
 def _list_arguments(case: Case, n: int) -> dict[str, Any]:

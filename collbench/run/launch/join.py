@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ from collbench.core.errors import (
     says_peer_is_gone,
 )
 from collbench.core.text import plain_line, print_message
-from collbench.machine import environment
+from collbench.machine import cpus, environment, variables
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
@@ -55,7 +56,7 @@ from collbench.survive.signals import interrupts
 if TYPE_CHECKING:
     from collbench.run.jobs import Plan
     from collbench.run.rank.control import Control, Store
-    from collbench.run.rank.worker import Place
+    from collbench.run.rank.worker import Place, Worker
 
 
 SECONDS = 120.0  # for ranks to come together, or places for them to be free
@@ -390,29 +391,38 @@ class Joined(World):
                 who = f"rank {self._member.rank} of {self._member.n} on {environment.host_name()}"
                 raise RunBroken(f"{who} {_blame_rank(e, meeting)}") from e
             member = self._member._replace(local_rank=setup.local_rank, local_n=setup.local_n)
-            for plan in agreed:
-                os.environ.update(plan.env)
+            turn = meeting.rest_during(listener.turn)
+            for number, plan in enumerate(agreed, 1):
+                is_last = all(later.backend != plan.backend for later in agreed[number:])
+                given = setup, plan, control, board, line, listener.next_jobs, turn
+                make_worker = partial(worker.Worker, *given, is_last=is_last)
                 watch = MemberWatch(board, member, meeting, plan, listener)
-                watch.start()
-                rank_worker: worker.Worker | None = None
-                try:
-                    turn = meeting.rest_during(listener.turn)
-                    rank_worker = worker.Worker(
-                        setup, plan, control, board, line, listener.next_jobs, turn
-                    )
-                    rank_worker.run()
-                    self.opened += 1
-                except CollbenchError as e:
-                    if rank_worker is None or rank_worker.is_open:
-                        raise
-                    listener.unopened(plan, e)  # as all ranks do
-                except Exception as e:
-                    error = watch.blame_error(e)
-                    listener.lost(plan, error)
-                    raise error from e
-                finally:
-                    watch.end()
+                # each plan finds the process as the first one did
+                with cpus.keep_affinity(), variables.keep_environment():
+                    os.environ.update(plan.env)
+                    self._follow_plan(plan, make_worker, watch, listener)
         mpi_library.finalise_at_exit()
+
+    def _follow_plan(
+        self, plan: Plan, make_worker: Callable[[], Worker], watch: MemberWatch, listener: Listener
+    ) -> None:
+        """Run a plan, watched. Raises as ``run``."""
+        rank_worker: Worker | None = None
+        watch.start()
+        try:
+            rank_worker = make_worker()
+            rank_worker.run()
+            self.opened += 1
+        except CollbenchError as e:
+            if rank_worker is None or rank_worker.is_open:
+                raise
+            listener.unopened(plan, e)  # as all ranks do
+        except Exception as e:
+            error = watch.blame_error(e)
+            listener.lost(plan, error)
+            raise error from e
+        finally:
+            watch.end()
 
     def end_followers(self, code: Exit) -> None:
         """At rank 0, which ends with this code: have the others come and end with it, too, unless

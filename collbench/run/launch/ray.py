@@ -12,9 +12,9 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -98,28 +98,53 @@ class Where(msgspec.Struct, frozen=True):
         """The axes as ``Axes.resolve`` gives them, by what all nodes have together. For the mode, a
         node has as many cores as Ray has CPUs of it."""
         ray = self.connect()
-        offered = ray.cluster_resources()
-        gpus, cpus = (int(offered.get(name, 0)) for name in ("GPU", "CPU"))
-        backends = axes.backends or (("nccl",) if gpus else ("gloo",))
-        ranks = axes.ranks or (gpus if gpus and "nccl" in backends else max(1, cpus),)
-        axes = msgspec.structs.replace(axes, backends=backends, ranks=ranks)
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        sizes = [int(of_node.get("CPU", 0)) for of_node in resources]
-        per_host, cores = self._share_nodes(max(ranks), sizes)
-        is_uneven = self.placement != "spread" and len({*sizes} - {0}) > 1
+        gpus = sum(int(of_node.get("GPU", 0)) for of_node in resources)
+        backends = axes.backends or (("nccl",) if gpus else ("gloo",))
+        nodes = _list_nodes(resources, _choose_bundle(backends))
+        ranks = axes.ranks or (max(1, sum(node.places for node in nodes)),)
+        axes = msgspec.structs.replace(axes, backends=backends, ranks=ranks)
+        per_host, cores = self._share_nodes(max(ranks), nodes)
+        is_uneven = self.placement != "spread" and len({node.places for node in nodes}) > 1
         return msgspec.structs.replace(
             axes, per_host=axes.per_host or per_host, uneven_hosts=is_uneven, cores=cores
         )
 
-    def _share_nodes(self, n: int, cpus: Sequence[int]) -> tuple[int, int]:
-        """The ranks that a node may get of n, and the CPUs of that node: the largest, where ranks
-        are packed, else one of the smallest; a rank takes a CPU."""
-        sizes = [number for number in cpus if number]
-        if not sizes:
+    def _share_nodes(self, n: int, nodes: Sequence[_Room]) -> tuple[int, int]:
+        """The ranks that a node may get of n, and the CPUs of that node: the one with most places,
+        where ranks are packed, else one with the fewest."""
+        if not nodes:
             return 0, 0
         if self.placement == "spread":
-            return min(-(-n // len(sizes)), *sizes), min(sizes)
-        return min(n, max(sizes)), max(sizes)
+            fewest = min(nodes)
+            return min(-(-n // len(nodes)), fewest.places), fewest.cpus
+        most = max(nodes)
+        return min(n, most.places), most.cpus
+
+
+class _Room(NamedTuple):
+    """The places for ranks that a node has, and its CPUs."""
+
+    places: int
+    cpus: int
+
+
+def _choose_bundle(backends: Iterable[str]) -> dict[str, int]:
+    """What a rank takes of its node: a CPU, and a GPU where any of the backends needs one."""
+    needs_gpu = any(backend_info(name).gpu for name in backends)
+    return {"CPU": 1, "GPU": 1} if needs_gpu else {"CPU": 1}
+
+
+def _list_nodes(resources: Iterable[Mapping[str, float]], bundle: Mapping[str, int]) -> list[_Room]:
+    """The nodes with these resources that have a place for a rank, which takes a ``bundle``."""
+    nodes = [
+        _Room(
+            min(int(of_node.get(name, 0)) // number for name, number in bundle.items()),
+            int(of_node.get("CPU", 0)),
+        )
+        for of_node in resources
+    ]
+    return [node for node in nodes if node.places]
 
 
 class RankActor(Keeper):
@@ -198,7 +223,7 @@ class Cluster(Places):
             )
         super().__init__("ray", select_driver_settings(os.environ))
         self._spread = where.placement == "spread"
-        self._gpus = any(backend_info(name).gpu for name in suite.values("backends"))
+        self._bundle = _choose_bundle(suite.values("backends"))
         self._ray = where.connect()
         self._group: Any = None
         self._actors: list[Any] = []
@@ -212,7 +237,7 @@ class Cluster(Places):
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"CPU": 1, "GPU": 1} if self._gpus else {"CPU": 1}
+        bundle = self._bundle
         self._group = group = placement_group([bundle] * n, strategy=strategy, name="collbench")
         if not group.wait(min(seconds, _PATIENCE)):
             print_message(f"waiting for places on Ray: {self._lack(bundle)}")
@@ -222,7 +247,7 @@ class Cluster(Places):
                     "ask for fewer with -g; ray status says what is in use; -T sets the limit",
                 )
         # two worlds' ranks, and to tell each
-        options = {"num_cpus": 1, "num_gpus": int(self._gpus), "max_concurrency": 6}
+        options = {"num_cpus": 1, "num_gpus": bundle.get("GPU", 0), "max_concurrency": 6}
         make = self._ray.remote(**options)(RankActor)
         at = [PlacementGroupSchedulingStrategy(group, bundle_index) for bundle_index in range(n)]
         self._actors = [make.options(scheduling_strategy=strategy).remote() for strategy in at]

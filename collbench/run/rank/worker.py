@@ -50,7 +50,6 @@ from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import AboutCase, CaseOutcome, FailedCase, SkippedCase, record_of
 from collbench.run.rank.stream import assert_ordered
 from collbench.run.runner import runner_of
-from collbench.suite import backgrounds
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -126,7 +125,8 @@ def judge_cache(job: Job, device: torch.device, policy: Policy) -> Cache:
 
 
 class Worker:
-    """A rank at work: it opens backends, measures its jobs and reports to rank 0."""
+    """A rank at work: it opens backends, measures its jobs and reports to rank 0. ``is_last``: no
+    later world of this process has the plan's backend."""
 
     def __init__(
         self,
@@ -137,8 +137,9 @@ class Worker:
         emit: Emit,
         next_jobs: Further = list,
         turn: Turn = lambda job: None,
+        is_last: bool = True,
     ) -> None:
-        self.setup = setup
+        self.setup, self._is_last = setup, is_last
         self._next_jobs, self._turn = next_jobs, turn
         self._plan = plan
         self._policy = plan.policy
@@ -181,6 +182,8 @@ class Worker:
         setup, plan = self.setup, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
+        if self._is_last:
+            opened.callback(self._backend.leave)
         self._others = Others(setup.rank, self._control.collect)
         info = backend_info(plan.backend)
         binds = self._policy.pin and info.binds and not info.gpu
@@ -259,12 +262,7 @@ class Worker:
     def _divide(self) -> None:
         """Make the groups that are measured at once; the backend then works within this rank's."""
         rule, hosts = self._plan.groups, self._control.collect(environment.host_name())
-        cases = [job.case for job in self._plan.jobs]
-        for group_rule in {
-            rule,
-            *map(backgrounds.group_rule, cases),
-            *(case.groups for case in cases),
-        }:
+        for group_rule in dict.fromkeys((rule, *self._plan.rules)):
             if wrong := groups.describe_misplaced(group_rule, hosts):
                 raise CannotRun(
                     wrong, "use --split mod:8, div:8 or another that goes by rank alone"

@@ -126,7 +126,7 @@ def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Tw
         passes.accept(scattered(what, spread, stop))
     again = passes.next_jobs()
     assert [job.case for job in again] == [SMALL[1], SMALL[0]]
-    assert [job.seconds for job in again] == pytest.approx([1.8] * 2) and not again[0].control
+    assert [job.seconds for job in again] == pytest.approx([1.8] * 2) and not again[0].counts
     for job in again:
         passes.accept(scattered(job.case, 0.5))
     assert passes.next_jobs() == []
@@ -149,6 +149,20 @@ def test_the_record_of_both_visits_has_the_samples_of_both(passes: TwoPassPace) 
     assert (both.seconds, both.checked, both.preempted) == (3.0, 7, 1)
     assert both.clock_error_ns == 9
     assert both.control_ns == [5, 6] and both.invalid == {"late start": 2}
+
+
+@pytest.mark.parametrize("control", [[5, 6], []])
+def test_calls_too_long_for_a_control_in_the_first_pass_have_one_in_the_second(
+    passes: TwoPassPace, control: list[int]
+) -> None:
+    passes.open_plan(planned(SMALL[0]))
+    passes.accept(scattered(SMALL[0], 0.5, control_ns=control, control_inner=2))
+    (again,) = passes.next_jobs()
+    assert again.control is not bool(control)
+    second = {"control_ns": [7, 8], "control_inner": 3} if again.control else {}
+    both = passes.accept(scattered(SMALL[0], 0.4, **second))
+    assert both is not None and len(both.times_ns) == 120
+    assert (both.control_ns, both.control_inner) == ((control, 2) if control else ([7, 8], 3))
 
 
 HOT, CAPPED, WELL = (
@@ -267,7 +281,7 @@ NONE = {"status": "failed", "note": "no valid sample (9 x throttled); x", "inval
 
 def test_a_case_without_a_valid_sample_is_tried_again_first(passes: TwoPassPace) -> None:
     passes.open_plan(planned(*SMALL))
-    passes.accept(scattered(SMALL[0], 0.5))
+    passes.accept(scattered(SMALL[0], 0.5, control_ns=[5]))
     passes.accept(Record(case=SMALL[1], **NONE))  # type: ignore[arg-type]
     passes.accept(Record(case=SMALL[2], status="failed", note="rank 1 was killed"))
     again = passes.next_jobs()

@@ -23,6 +23,7 @@ from collbench.run.launch.board import Board, Place
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Hello
 from collbench.run.launch.world import Listener
+from collbench.run.rank import worker
 from collbench.show.document import Section
 from collbench.show.views import run as sections
 from collbench.suite.policy import Policy
@@ -382,3 +383,75 @@ def test_settings_that_name_a_hosts_devices_may_differ(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
     join.note_unlike_settings(hosts_with(NCCL_IB_HCA=("mlx5_0", None)), "srun")
     assert "NCCL_IB_HCA is mlx5_0 on a, not set on b" in capsys.readouterr().err
+
+
+@pytest.fixture
+def run_plans(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``run_plans(live, *backends)``: has one joined rank run a plan of each backend, for which a
+    worker calls ``live`` with the plan and whether it is the backend's last."""
+
+    def run(live: Callable[[Plan, bool], None], *backends: str) -> None:
+        class FakeWorker:
+            is_open = True
+
+            def __init__(self, setup: object, plan: Plan, *_: object, is_last: bool) -> None:
+                self._plan, self._is_last = plan, is_last
+
+            def run(self) -> None:
+                live(self._plan, self._is_last)
+
+        plans = [
+            Plan(index, name, 1, (("OF_PLAN", str(index)),), Policy(), [], 30.0)
+            for index, name in enumerate(backends)
+        ]
+        connection = SimpleNamespace(hosts=["a"])
+        meeting = join.Meeting(connection, None)  # type: ignore[arg-type]
+        setup = SimpleNamespace(local_rank=0, local_n=1)
+        watch = SimpleNamespace(start=lambda: None, end=lambda: None)
+        monkeypatch.setattr(worker, "Worker", FakeWorker)
+        monkeypatch.setattr(join, "hold_meeting", lambda *_: nullcontext(meeting))
+        monkeypatch.setattr(join, "divert_stdout", lambda: None)
+        monkeypatch.setattr(join, "MemberWatch", lambda *_: watch)
+        monkeypatch.setattr(join.Joined, "_share_refusal", lambda *_: False)
+        agreed = setup, None, None, None, plans
+        monkeypatch.setattr(join.Joined, "_agree_on_plans", lambda *_: agreed)
+        ranks = join.Joined(Membership("torchrun", 0, 1, 0, 1), 5.0)
+        ranks.run([], Listener(lambda line: None))
+        assert ranks.opened == len(plans)
+
+    return run
+
+
+def test_each_plan_finds_its_process_as_the_first_one_did(
+    run_plans: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever an earlier one has bound it to, or set where the user had not."""
+    bound = {0, 1, 2, 3}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*bound})
+    monkeypatch.setenv("OF_USER", "1")
+    found: list[tuple[set[int], dict[str, str | None]]] = []
+
+    def bind(pid: int, cpus: set[int]) -> None:
+        bound.clear()
+        bound.update(cpus)
+
+    def live(plan: Plan, is_last: bool) -> None:
+        names = "OF_USER", "OF_PLAN", "OF_LIBRARY"
+        found.append(({*bound}, {name: os.environ.get(name) for name in names}))
+        os.sched_setaffinity(0, {plan.index})
+        del os.environ["OF_USER"]
+        os.environ.update(OF_LIBRARY="chosen", OF_PLAN="changed")
+
+    monkeypatch.setattr(os, "sched_setaffinity", bind)
+    run_plans(live, "mpi", "gloo", "jax")
+    assert found == [
+        ({0, 1, 2, 3}, {"OF_USER": "1", "OF_PLAN": str(index), "OF_LIBRARY": None})
+        for index in range(3)
+    ]
+    assert bound == {0, 1, 2, 3} and "OF_LIBRARY" not in os.environ
+
+
+def test_a_process_leaves_a_library_after_its_last_plan(run_plans: Callable[..., None]) -> None:
+    told: list[tuple[str, bool]] = []
+    run_plans(lambda plan, is_last: told.append((plan.backend, is_last)), "jax", "gloo", "jax")
+    assert told == [("jax", False), ("gloo", True), ("jax", True)]

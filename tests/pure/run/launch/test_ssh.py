@@ -351,19 +351,55 @@ def test_an_unreachable_host_is_reported_when_ranks_start(
 
 
 @pytest.mark.parametrize(
-    ("placement", "n", "cpus", "shared"),
+    ("placement", "n", "backend", "cpus", "gpus", "shared"),
     [
-        ("pack", 4, [8, 16, 0], (4, 16)),
-        ("pack", 40, [8, 16, 16], (16, 16)),
-        ("spread", 4, [8, 16, 0], (2, 8)),
-        ("spread", 24, [8, 16], (8, 8)),
-        ("pack", 4, [], (0, 0)),
+        ("pack", 4, "gloo", [8, 16, 0], [], (4, 16)),
+        ("pack", 40, "gloo", [8, 16, 16], [], (16, 16)),
+        ("spread", 4, "gloo", [8, 16, 0], [], (2, 8)),
+        ("spread", 24, "gloo", [8, 16], [], (8, 8)),
+        ("pack", 4, "gloo", [], [], (0, 0)),
+        ("pack", 32, "gloo", [16] * 4, [8] * 4, (16, 16)),
+        ("pack", 32, "nccl", [16] * 4, [8] * 4, (8, 16)),
+        ("pack", 8, "nccl", [4, 64], [8, 0], (4, 4)),  # each rank takes a CPU, too
+        ("spread", 8, "nccl", [16, 16, 64, 64], [8, 8, 0, 0], (4, 16)),
+        ("spread", 8, "nccl", [64], [0], (0, 0)),
     ],
 )
-def test_ranks_on_ray_share_the_cpus_of_a_node(
-    placement: str, n: int, cpus: list[int], shared: tuple[int, int]
+def test_ranks_on_ray_share_what_a_node_has_of_all_that_each_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    placement: str,
+    n: int,
+    backend: str,
+    cpus: list[int],
+    gpus: list[int],
+    shared: tuple[int, int],
 ) -> None:
-    assert Where("auto", placement)._share_nodes(n, cpus) == shared
+    have_ray(monkeypatch, cpus, gpus)
+    axes = msgspec.structs.replace(AXES, ranks=(n,), backends=(backend,))
+    resolved = Where("auto", placement).resolve(axes)
+    assert (resolved.per_host, resolved.cores) == shared
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [((), ("nccl", 12)), (("gloo",), ("gloo", 72)), (("symm",), ("symm", 12))],
+)
+def test_without_a_number_there_is_a_rank_for_each_place_on_ray(
+    monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...], expected: tuple[str, int]
+) -> None:
+    have_ray(monkeypatch, [64, 4, 4], [8, 8, 0])
+    axes = msgspec.structs.replace(AXES, backends=backends)
+    resolved = Where("auto", "pack").resolve(axes)
+    assert (resolved.backends[0], resolved.ranks[0]) == expected
+
+
+def have_ray(monkeypatch: pytest.MonkeyPatch, cpus: list[int], gpus: list[int]) -> None:
+    """Has a cluster of nodes with these CPUs and GPUs."""
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": float(cpu), "GPU": float(gpu)}}
+        for cpu, gpu in zip(cpus, gpus or [0] * len(cpus), strict=True)
+    ]
+    monkeypatch.setattr(Where, "connect", lambda where: SimpleNamespace(nodes=lambda: nodes))
 
 
 @pytest.mark.parametrize(

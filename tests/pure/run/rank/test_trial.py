@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
+from collbench.records.types import Sent
 from collbench.run.backends import Base, Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
+from collbench.run.rank import counted
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import Measured, Protocol, Samples, Steps
@@ -21,6 +24,7 @@ from collbench.suite.policy import Policy
 from tests.helpers.steps import without_pause
 
 CASE = Case(collective="all_reduce", backend="fake", n=1, nbytes=64, op="sum", mode="host")
+JOB = Job(CASE, 2, "cold")
 
 
 class LoggedControl(Control):
@@ -53,17 +57,29 @@ class FakeLibrary(Base):
         return Call(run, None, load=lambda: self._log.append("fill"))
 
 
-def make_trial(control: LoggedControl) -> Trial:
+def make_trial(control: LoggedControl, job: Job = JOB) -> Trial:
     policy = Policy(warmup=2, iters=4).resolved(False)
     backend: Any = FakeLibrary(control.log)
     bench = Bench(0, [0], backend, control, Board.create(1)[0], policy, "window", None)
-    return Trial(bench, Job(CASE, 2, "cold"))
+    return Trial(bench, job)
 
 
 def test_the_first_call_waits_until_all_ranks_have_filled_their_buffers() -> None:
     log: list[str] = []
     without_pause(make_trial(LoggedControl(log)).run())
     assert " ".join(log).startswith("fill fill finish barrier finish call")
+
+
+@pytest.mark.parametrize("options", [{"control": False}, {"counts": False}])
+def test_a_control_and_counted_bytes_are_asked_for_apart(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Sent(calls=1, ns=1, idle_ns=1, bytes={}, idle={})
+    monkeypatch.setattr(counted, "count_sent", lambda *_: [sent])
+    (outcome,) = without_pause(make_trial(LoggedControl([]), replace(JOB, **options)).run())
+    assert isinstance(outcome, MeasuredCase)
+    has_control, has_counts = outcome.control is not None, bool(outcome.sent)
+    assert (has_control, has_counts) == (options.get("control", True), options.get("counts", True))
 
 
 class SlowSecond(LoggedControl):

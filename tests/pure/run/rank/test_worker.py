@@ -16,6 +16,8 @@ from collbench.records.types import GpuState
 from collbench.run.backends import Base, Call
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board
+from collbench.run.pace import BudgetPace, Pace
+from collbench.run.plan import plan_worlds
 from collbench.run.rank import worker
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import Cores
@@ -55,6 +57,29 @@ def asked(
     made._policy, made._control, made._blind = Policy(check=check), Control(0, 1), {}
     made._backend = SimpleNamespace(device="cuda:0")
     return [made._why_unverified(job) for job in jobs], tried
+
+
+class TwoHosts(Control):
+    """The control of rank 0 of two, which are on a host each."""
+
+    def collect(self, value: Any) -> list[Any]:
+        return ["a", "b"]
+
+
+@pytest.mark.parametrize("field", ["background", "groups"])
+@pytest.mark.parametrize("pace", [Pace(), BudgetPace(60.0, Policy(), lambda job: None)])
+def test_groups_by_host_are_held_against_the_hosts_whenever_jobs_come(
+    pace: Pace, field: str
+) -> None:
+    rule = {"background": "all_to_all@node:2", "groups": "pairs:node:2 0/2"}[field]
+    changes: Any = {field: rule}
+    case = replace(RIGHT, collective="sendrecv", op="none", **changes)
+    (plan,) = plan_worlds([Job(case, 1, "cold")], Policy())
+    made: Any = Worker.__new__(Worker)
+    made._plan, made._policy, made._backend = pace.open_plan(plan), Policy(), Base()
+    made._control = made._group = TwoHosts(0, 2)
+    with pytest.raises(CannotRun, match="needs 2 consecutive ranks on each host"):
+        made._divide()
 
 
 HALF = Case(collective="all_gather", backend="gloo", n=2, nbytes=64, dtype="half")
