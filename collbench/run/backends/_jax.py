@@ -32,9 +32,8 @@ PATIENCE = 1 << 20  # seconds: -T says how long ranks may stand still
 
 Tensor = torch.Tensor
 
-_joined: list[
-    Any
-] = []  # JAX, from when this process has joined its world here until it leaves that
+# JAX, from when this process has joined its world here until it leaves that
+_joined: list[Any] = []
 
 
 def load_jax() -> Any:
