@@ -185,3 +185,4 @@ def _call_on_rank(
         return Buffers(buffers.send.tolist(), buffers.recv.tolist())
     finally:
         backend.close()
+        backend.leave()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from collbench.core.errors import Exit
-from collbench.features.order.judgement import Judgement, judge_orders
+from collbench.features.order.judgement import Judgement, UnmeasuredOrder, judge_orders
 from collbench.features.order.likeness import Likeness, compare_orders
 from collbench.features.order.requirements import (
     Requirement,
@@ -25,6 +25,7 @@ class OrderReport(NamedTuple):
     requirements: list[RequirementResult]
     likenesses: list[Likeness]
     like: str = ""  # the run that they are held against
+    uncompared: Sequence[UnmeasuredOrder] = ()  # of which only that run may know an order
     is_fake: bool = False
 
     @property
@@ -35,7 +36,7 @@ class OrderReport(NamedTuple):
         orders, unmeasured = self.judgement
         answers = [result.kept for result in self.requirements]
         answers += [likeness.is_alike for likeness in self.likenesses]
-        answers += [None for _ in unmeasured if self.like]
+        answers += [None for _ in self.uncompared]
         statuses = {case.status for case in unmeasured}
         if "wrong" in statuses or any(order.wrong for order in orders):
             return Exit.WRONG_DATA
@@ -57,11 +58,23 @@ def make_order_report(
 ) -> OrderReport:
     """What came of a run: its orders, judged, by requirements and a recorded run."""
     judgement = judge_orders(file)
-    return OrderReport(
+    report = OrderReport(
         file,
         judgement,
         judge_requirements(requirements, judgement),
-        compare_orders(judgement, judge_orders(recorded)) if recorded else [],
-        recorded.run.tag or recorded.run.id if recorded else "",
-        is_fake(file),
+        likenesses=[],
+        is_fake=is_fake(file),
+    )
+    if recorded is None:
+        return report
+    known = judge_orders(recorded)
+    skipped = {case.case for case in known.unmeasured if case.status == "skipped"}
+    return report._replace(
+        likenesses=compare_orders(judgement, known),
+        like=recorded.run.tag or recorded.run.id,
+        uncompared=[
+            case
+            for case in judgement.unmeasured
+            if case.status != "skipped" or case.case not in skipped
+        ],
     )

@@ -403,7 +403,7 @@ def _describe_likenesses(report: OrderReport) -> Iterator[Block]:
         tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "notice"}
         tone = tones[likeness.is_alike]
         yield tone_text(describe_likeness(likeness, report.like), tone)
-    for unmeasured in report.judgement.unmeasured if report.like else ():
+    for unmeasured in report.uncompared:
         text = f"{_label_unmeasured(unmeasured)}: not known whether as in {report.like}"
         yield tone_text(plain_line(text), "notice")
 

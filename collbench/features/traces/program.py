@@ -100,6 +100,8 @@ class Writer:
         """Add a wait for the calls that had ended by ``now`` (ns), when data began to move or
         computation began, if nothing was computed until their end. Messages are not waited for, as
         two ranks may exchange them, but nothing was computed while they were under way either."""
+        if now < 0 or self._clock < 0:
+            return
         self._loose = [
             hold for hold in self._loose if not hold.is_needed or hold.ends > self._clock
         ]
@@ -189,7 +191,8 @@ class Writer:
                 peer=call.peer,
                 tag=call.tag,
                 sends=replayed.sends,
-                after=after,
+                # a message that waited would hold up what comes behind it, which others may need
+                after=() if replayed.kind in POINT_TO_POINT else after,
                 lane=_choose_lane(call),
                 source=printable_text(call.source)[:1000],
             )

@@ -406,6 +406,14 @@ def test_a_case_that_was_skipped_is_not_known_to_be_as_recorded() -> None:
     assert "mpi: not known whether as in " in text and "skipped: no MPI" in text
 
 
+def test_a_case_that_the_recorded_run_skipped_too_is_not_held_against_it() -> None:
+    skipped = order_record(status="skipped", note="no MPI", backend="mpi")
+    file = order_file(order_record(size_order(64)), skipped)
+    judged = make_order_report(file, recorded=file)
+    assert judged.exit == Exit.OK
+    assert "not known whether" not in terminal.render_text(make_document(judged), 200)
+
+
 def test_another_order_is_told_with_both() -> None:
     likeness = compare(size_order(64), like=recorded(size_order(64, DOUBLING)))
     assert describe_likeness(likeness, "before").endswith(

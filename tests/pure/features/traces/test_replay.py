@@ -679,6 +679,22 @@ def test_what_comes_after_operations_waits_for_them() -> None:
     assert not any("no wait" in each for each in step.assumptions)
 
 
+def test_messages_wait_for_nothing_as_others_may_need_what_comes_behind_them() -> None:
+    calls = [
+        Call("recv", nbytes=4, dtype="float", peer=1, tag=1),
+        Call("send", nbytes=4, dtype="float", peer=1, tag=2, after=(0,)),
+        Call("send", nbytes=4, dtype="float", peer=1, tag=3),
+    ]
+    others = [
+        Call("recv", nbytes=4, dtype="float", peer=0, tag=3),
+        Call("send", nbytes=4, dtype="float", peer=0, tag=1, after=(0,)),
+        Call("recv", nbytes=4, dtype="float", peer=0, tag=2),
+    ]
+    ranks = [RankTrace(rank, 2, tuple(each)) for rank, each in enumerate((calls, others))]
+    step = step_of(Trace("test", tuple(ranks)))
+    assert [op.after for rank in (0, 1) for op in ops(step, rank)] == [()] * 6
+
+
 def test_what_is_left_of_computation_that_waits_is_its_wait() -> None:
     calls = [all_reduce(4), Call("compute", flops=5, after=(0,)), all_reduce(8)]
     step = step_of(trace(calls), Asked(gaps="none"))
