@@ -195,8 +195,8 @@ def run(options: RunOptions) -> None:
     raise typer.Exit(choose_gravest(_measure_each(orders, measure, options.saving.dry_run)))
 
 
-def _name_show_command(order: Order, resumed: RunFile) -> None:
-    """Say, on one rank, by which command a resumed run is judged as the one that began it does."""
+def _report_show_command(order: Order, resumed: RunFile) -> None:
+    """Report, on one rank, the command that shows and judges a resumed run."""
     from collbench.core.text import print_message
     from collbench.records import store
     from collbench.run import resumption
@@ -228,7 +228,7 @@ def _measure_each(
         try:
             codes.append(measure(order))
             if order.resumed and not is_dry:
-                _name_show_command(order, order.resumed)
+                _report_show_command(order, order.resumed)
         except (CollbenchError, OSError) as e:
             if len(orders) == 1:
                 raise

@@ -148,13 +148,13 @@ def list_affinity(root: Path = ROOT) -> list[int]:
 
 @contextmanager
 def keep_affinity() -> Iterator[None]:
-    """Let this thread at the end use the CPUs that it might use before, wherever it was bound."""
+    """Restore at the end the CPUs that this thread may use."""
     allowed = os.sched_getaffinity(0)
     try:
         yield
     finally:
         if os.sched_getaffinity(0) != allowed:
-            with suppress(OSError):  # they may be gone
+            with suppress(OSError):  # CPUs may have gone offline
                 os.sched_setaffinity(0, allowed)
 
 

@@ -116,7 +116,7 @@ def set_defaults(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def keep_environment() -> Iterator[None]:
-    """Undo at the end what was done to this process's environment."""
+    """Restore this process's environment at the end."""
     before = dict(os.environ)
     try:
         yield

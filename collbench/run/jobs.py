@@ -19,12 +19,12 @@ class Job(msgspec.Struct, frozen=True):
     ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
     the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
     spent on its samples, where that is not the policy's; ``least`` of them are taken however long
-    they take. ``control``: with a few in the other cadence. ``counts``: with bytes counted, as they
-    are in any case where settings leave data one path. The same ranks measure the ``companion``,
-    another job, in turns with it, block by block; a lot decides each time which goes first.
-    ``subject`` is what a case of another kind is about. A ``coarse`` one is a single call, for a
-    row to show until the case is measured. ``sharers`` ranks share a host's memory, or a GPU's; 0
-    stands for all.
+    they take. ``control``: with a few samples in the other cadence. ``counts_bytes``: with bytes
+    counted, as they are in any case where settings leave data one path. The same ranks measure the
+    ``companion``, another job, in turns with it, block by block; a lot decides each time which goes
+    first. ``subject`` is what a case of another kind is about. A ``coarse`` one is a single call,
+    for a row to show until the case is measured. ``sharers`` ranks share a host's memory, or a
+    GPU's; 0 stands for all.
     """
 
     case: Case
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True):
     seconds: float | None = None
     least: int = 1
     control: bool = True
-    counts: bool = True
+    counts_bytes: bool = True
     companion: Job | None = None
     subject: Any = None  # suite.measurable.Subject
     coarse: bool = False

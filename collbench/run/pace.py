@@ -221,13 +221,15 @@ class TwoPassPace(Pace):
         return [without_second_pass(r) for r in self._coarse.values() if is_too_wide(r)]
 
     def _make_second(self, first: Record) -> Job:
-        """The job of a second visit, with a control where the first had no time for one; what one
-        without a valid sample has learned is nothing."""
+        """The job of a second visit, with a control where the first had no time for one; a first
+        visit without a valid sample hands nothing on."""
         job = msgspec.structs.replace(self._jobs[first.case], seconds=(1 - COARSE) * self._most)
         if is_without_samples(first):
             return job
         inner = first.inner // self._policy.agg_iters
-        return msgspec.structs.replace(job, inner=inner, control=not first.control_ns, counts=False)
+        return msgspec.structs.replace(
+            job, inner=inner, control=not first.control_ns, counts_bytes=False
+        )
 
 
 def _choose_lines(jobs: Sequence[Job]) -> list[Job]:
@@ -241,7 +243,7 @@ def _choose_lines(jobs: Sequence[Job]) -> list[Job]:
 
 def _make_single_call(job: Job) -> Job:
     """The job of one call of a case."""
-    return msgspec.structs.replace(job, coarse=True, rotation=1, control=False, counts=False)
+    return msgspec.structs.replace(job, coarse=True, rotation=1, control=False, counts_bytes=False)
 
 
 def _holding_back(record: Record) -> tuple[bool, bool]:

@@ -480,7 +480,7 @@ class Text(Reporter):
         counts = ((why, _count_cases(cases, self._sizes)) for why, cases in skips)
         self._remark(*(f"skipped: {why} ({count})" for why, count in counts))
         if any(map(has_line, self._block_outcomes)):
-            self._write_average()
+            self._write_totals()
         elif not self._has_findings:
             self._print("# no case of this table ran", "#")
         self._remark(*(f"note: {line}" for line in count_notes(self._block_outcomes)))
@@ -495,8 +495,8 @@ class Text(Reporter):
         self._remark(*(f"counted: {line}" for line in list_movements(self._block_outcomes)))
         self._print(f"# Collective test concluded: {self._table[0]}", "#")
 
-    def _write_average(self) -> None:
-        """What nccl-tests says of all lines of a table, and what columns and limits rest on."""
+    def _write_totals(self) -> None:
+        """Write nccl-tests' totals of a table, answers of limits, and remarks on its lines."""
         average = statistics.fmean(self._busbw) if self._busbw else 0.0
         results = self._judge_limits()
         self._print(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")

@@ -189,8 +189,8 @@ def _pick_variant(algorithm: Algorithm) -> Variant:
     return Variant(algorithm, (("segments", 1),) if "segments" in algorithm.parameters else ())
 
 
-def list_chunk_owners(collective: str, n: int, root: int, tree: SumTree) -> list[str]:
-    """The references and rings of several trees that add some chunk by this one."""
+def list_orders_with_chunk(collective: str, n: int, root: int, tree: SumTree) -> list[str]:
+    """Names of references and rings with several trees, one of which is this."""
     references = list_references(collective, n, root) if n <= MAX_REFERENCE_RANKS else []
     names = []
     for reference in [*references, *_list_ring_references(collective, n)]:

@@ -158,7 +158,7 @@ def advise(options: AdviseOptions) -> None:
         extras = extras._replace(worth=value(advised, options.sizes_of))
     advised = warn_unordered(advised)
     extras = extras._replace(machines=describe_machines(files))
-    # what is undecided or wrong stays the answer: the report has the refusal
+    # an undecided or wrong result keeps its exit code; the report has the format's refusal
     must_write = bool(options.kind or options.write) and not code
     written = write_file(advised, form, options.write, must_write and not options.verify)
     document = view.make_document(advised, written, extras)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.sums.names import Names, describe_order, list_chunk_owners, name_orders
+from collbench.core.sums.names import Names, describe_order, list_orders_with_chunk, name_orders
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.trees import parse_tree
 from collbench.features.order.findings import Piece, RankPieces
@@ -37,18 +37,18 @@ def has_name(names: Names | None, wanted: str) -> bool:
 
 
 def is_one_chunk(subject: SumOrder, ranks: Sequence[RankPieces], wanted: str) -> bool:
-    """Whether the whole buffer, or of collectives that divide it each rank's block, is one piece
-    that is added as one chunk of an order by this name."""
+    """Whether each rank's data (the buffer, or its block of a divided one) is one piece, added as
+    one chunk of the order ``wanted``."""
     row = COLLECTIVES[subject.collective]
     trees = {piece.tree for group in ranks for piece in group.pieces}
     if any(len(group.pieces) > 1 for group in ranks) or (len(trees) > 1 and not row.total):
         return False
     root = max(subject.root, 0)
-    owners = [
-        list_chunk_owners(subject.collective, subject.world, root, parse_tree(tree))
+    names_by_tree = [
+        list_orders_with_chunk(subject.collective, subject.world, root, parse_tree(tree))
         for tree in trees
     ]
-    return bool(owners) and all(_is_among(wanted, names) for names in owners)
+    return bool(names_by_tree) and all(_is_among(wanted, names) for names in names_by_tree)
 
 
 def _is_among(wanted: str, names: Sequence[str]) -> bool:

@@ -173,13 +173,15 @@ def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | N
             if item.order.like or not item.is_found:
                 continue
             if odd := _find_odd_name(requirement, item, order):
-                kept = _judge_chunk(requirement, item, launch, order)
+                kept = _judge_short_buffer(requirement, item, launch, order)
                 size, name = format_bytes(item.order.nbytes), name_launch(order, launch)
                 where = ", ".join(filter(None, [name, size, item.way]))
                 if kept is False:
                     return False, f"{where}: {odd}"
                 if kept is None:
-                    unsure = unsure or f"{where}: too short for more than one of the chunks"
+                    unsure = (
+                        unsure or f"{where}: too short for more than one chunk: add a larger size"
+                    )
     if not order.is_found:
         return None, "no order was found"
     if unsure:
@@ -189,12 +191,12 @@ def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | N
     return True, ""
 
 
-def _judge_chunk(
+def _judge_short_buffer(
     requirement: Requirement, item: Placed, launch: Launch, order: JudgedOrder
 ) -> bool | None:
-    """Whether an order that has another name is one chunk of the required one, as a short buffer
-    has no more of them: a longer one, placed alike, has the name. Without one that is not known
-    where elements are fewer than ranks."""
+    """Whether a buffer whose order has another name keeps the required one: it is one chunk of it,
+    and a longer buffer, placed alike, has the name. None without such a buffer, if elements are
+    fewer than ranks."""
     subject, wanted = order.subject, requirement.value
     if requirement.kind != "order" or not is_one_chunk(subject, item.ranks, wanted):
         return False
@@ -205,8 +207,8 @@ def _judge_chunk(
         for longer in launch.placed
     ):
         return True
-    fewest = subject.world * DTYPES[subject.dtype].size
-    return None if item.order.nbytes < fewest else False
+    min_nbytes = subject.world * DTYPES[subject.dtype].size
+    return None if item.order.nbytes < min_nbytes else False
 
 
 def _shows_adder(item: Placed) -> bool:

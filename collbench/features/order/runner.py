@@ -27,7 +27,7 @@ COPIES = (
 TABLES = 64 << 20  # bytes of random numbers and what trees make of them
 
 
-def _make_first_way(case: Case, subject: SumOrder, nbytes: int) -> Case:
+def _make_call(case: Case, subject: SumOrder, nbytes: int) -> Case:
     """The call at one size, with buffers in the first way that is asked for."""
     return subject.make_case(case, nbytes, in_place=subject.ways[0][0])
 
@@ -35,7 +35,7 @@ def _make_first_way(case: Case, subject: SumOrder, nbytes: int) -> Case:
 def _make_largest(job: Job) -> Case:
     """The call at the largest size."""
     subject: SumOrder = job.subject
-    return _make_first_way(job.case, subject, subject.sizes[-1])
+    return _make_call(job.case, subject, subject.sizes[-1])
 
 
 class _OrderRunner(Runner):
@@ -45,7 +45,7 @@ class _OrderRunner(Runner):
         """Why the order of this case cannot be found, or ""."""
         if backend_info(case.backend).predicts:
             return f"{case.backend} predicts times and reduces no data"
-        return refuse_call(_make_first_way(case, subject, subject.sizes[-1]))
+        return refuse_call(_make_call(case, subject, subject.sizes[-1]))
 
     def list_probes(self, job: Job) -> list[Case]:
         """The call itself."""
@@ -75,7 +75,7 @@ class _OrderRunner(Runner):
         """A rough guess of the seconds of all calls."""
         subject: SumOrder = job.subject
         each = count_all_calls(subject) / len(subject.sizes)
-        calls = [_make_first_way(job.case, subject, size) for size in subject.sizes]
+        calls = [_make_call(job.case, subject, size) for size in subject.sizes]
         crowding = collectives.measure_crowding(job)
         once = sum(
             2 * collectives.GUESS_ALPHA + collectives.guess_call(call) + 3 * call.size / 2e9

@@ -366,13 +366,14 @@ class OrderTrial:
             opened.append(self._open(nbytes, in_place, shift))
 
         # calls are made once all ranks have prepared theirs
-        if reason := self._find_refusal(open_call) or self._find_refusal(opened[0].issue):
+        if reason := self._try_action(open_call) or self._try_action(opened[0].issue):
             self._refused.setdefault((in_place, shift), reason)
             return None
         return opened[0]
 
-    def _find_refusal(self, action: Callable[[], object]) -> str:
-        """The reason for which all ranks are refused an action, else ""."""
+    def _try_action(self, action: Callable[[], object]) -> str:
+        """Do an action; the reason why all ranks are refused it, else "". Raises RuntimeError if
+        only some are."""
         reason = ""
         try:
             action()

@@ -147,8 +147,7 @@ def _describe_difference(some: Sequence[Op], others: Sequence[Op]) -> str:
 
 
 def _leave_out_computation(ops: Sequence[Op]) -> list[Op]:
-    """The other operations, without their sources; those that they come after by their places
-    here."""
+    """All operations but compute, without sources; ``after`` is renumbered to match."""
     places: dict[int, int] = {}
     for at, op in enumerate(ops):
         if op.kind != "compute":

@@ -22,7 +22,7 @@ LEAST_NS = 1000  # of a gap: less is what a call itself takes
 class Hold(NamedTuple):
     """What the program stands still for: until when, -1 where that is unknown, and the operations
     that are waited for: all so far for none, None where they are not replayed. ``itself``: a call
-    holds it up, not a wait. ``is_needed``: a later call comes after it."""
+    holds it up, not a wait. ``is_needed``: a later call names it in ``after``."""
 
     ends: int
     after: tuple[int, ...] | None
@@ -85,7 +85,7 @@ class Writer:
         return self._ops
 
     def _is_loose(self, at: int, call: Call) -> bool:
-        """Whether no wait of the trace is for a call, and its end may show one."""
+        """Whether the trace has no wait for a call, so that its end may show one."""
         alone = at not in self._waited and at >= self._all_waited and not call.waits
         return call.kind not in LOCAL and alone
 
@@ -97,9 +97,9 @@ class Writer:
             self._wait_for(loose)
 
     def _infer_stop(self, now: int) -> None:
-        """Add a wait for the calls that had ended by ``now`` (ns), when data began to move or
-        computation began, if nothing was computed until their end. Messages are not waited for, as
-        two ranks may exchange them, but nothing was computed while they were under way either."""
+        """Add a wait for calls that had ended by ``now`` (ns), when the next call began, if nothing
+        was computed until their end. Messages get none, as two ranks may exchange them, but the
+        program stands still for them, too."""
         if now < 0 or self._clock < 0:
             return
         self._loose = [

@@ -240,7 +240,8 @@ def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]
 
 
 def _count_unwaited(ops: Sequence[Op]) -> int:
-    """The operations that nothing waits for, nor for a later one of their lane."""
+    """The number of operations that no wait covers: their own, one for all, or that of a later
+    operation of their lane. Any ``after`` counts as one."""
     number, waited = 0, {call for op in ops for call in op.after}
     lanes: set[tuple[str, str]] = set()  # of which a later one is waited for
     for at, op in reversed([*enumerate(ops)]):

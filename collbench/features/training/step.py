@@ -232,7 +232,7 @@ class Writer:
 
 
 def split_programs(step: Step) -> list[Program]:
-    """The programs that ranks of a step have, each once for all whose groups are equally large."""
+    """The programs of a step, each split by the sizes of its ranks' groups; none without ranks."""
     families = {name: step.family(name) for name in step.used}
     sizes = {
         name: {rank: len(group) for group in family for rank in group}

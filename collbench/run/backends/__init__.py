@@ -155,8 +155,8 @@ class Backend(Protocol):
         """Leave the world, or as much of it as was opened where ``open`` raised CannotRun."""
 
     def leave(self) -> None:
-        """Leave what a process is part of from its first world of this library to its last, which
-        is closed; called by all ranks, once none of them opens another."""
+        """Leave what this process joined at its first world of this library. All ranks call it,
+        after they have closed the last one."""
 
 
 class Base:

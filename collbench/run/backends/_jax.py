@@ -32,7 +32,7 @@ PATIENCE = 1 << 20  # seconds: -T says how long ranks may stand still
 
 Tensor = torch.Tensor
 
-# JAX, from when this process has joined its world here until it leaves that
+# the jax module while this process is in its world, else empty
 _joined: list[Any] = []
 
 
@@ -127,7 +127,7 @@ class Jax(Base):
                 "collbench doctor says what runs here",
             ) from e
         _joined.append(self._jax)
-        # by which JAX leaves at exit, too, and would wait there for ranks that are gone
+        # JAX leaves at exit, too, and would wait there for ranks that are gone
         if clean_up := getattr(sys.modules.get("jax._src.api"), "clean_up", None):
             atexit.unregister(clean_up)
 
@@ -200,14 +200,14 @@ class Jax(Base):
             array = self._jax.dlpack.from_dlpack(send, self._device, copy=False)
         except ValueError as e:
             unaligned = f"JAX copies inputs that are not aligned to {ALIGNED} bytes"
-            other = f"JAX reads nothing from torch's memory: {first_line(e)}"
+            other = f"JAX cannot read torch's memory: {first_line(e)}"
             raise CannotRun(unaligned if send.data_ptr() % ALIGNED else other) from e
         if array.unsafe_buffer_pointer() != send.data_ptr() or array.dtype != dtype:
             raise CannotRun(f"JAX copies {send.dtype} from torch's memory", "take another datatype")
         return partial(self._jax.dlpack.from_dlpack, send, self._device, copy=False)
 
     def leave(self) -> None:
-        if _joined:  # the last thing that all ranks do: who leaves early aborts the others
+        if _joined:  # the last thing that all ranks do: a rank that leaves early aborts the others
             _joined.pop().distributed.shutdown()
 
 

@@ -400,13 +400,13 @@ class Joined(World):
                 # each plan finds the process as the first one did
                 with cpus.keep_affinity(), variables.keep_environment():
                     os.environ.update(plan.env)
-                    self._follow_plan(plan, make_worker, watch, listener)
+                    self._run_plan(plan, make_worker, watch, listener)
         mpi_library.finalise_at_exit()
 
-    def _follow_plan(
+    def _run_plan(
         self, plan: Plan, make_worker: Callable[[], Worker], watch: MemberWatch, listener: Listener
     ) -> None:
-        """Run a plan, watched. Raises as ``run``."""
+        """Run a plan under ``watch``. Raises as ``run``."""
         rank_worker: Worker | None = None
         watch.start()
         try:

@@ -104,7 +104,7 @@ class Trial:
         can_call = not bench.backend.interpreted and not job.case.background
         self._takes_control = job.control and can_call
         needs_proof = bool(find_path(job.case.env)) and not job.coarse
-        self._counts_bytes = (job.counts or needs_proof) and can_call
+        self._counts_bytes = (job.counts_bytes or needs_proof) and can_call
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:

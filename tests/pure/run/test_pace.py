@@ -126,7 +126,7 @@ def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Tw
         passes.accept(scattered(what, spread, stop))
     again = passes.next_jobs()
     assert [job.case for job in again] == [SMALL[1], SMALL[0]]
-    assert [job.seconds for job in again] == pytest.approx([1.8] * 2) and not again[0].counts
+    assert [job.seconds for job in again] == pytest.approx([1.8] * 2) and not again[0].counts_bytes
     for job in again:
         passes.accept(scattered(job.case, 0.5))
     assert passes.next_jobs() == []

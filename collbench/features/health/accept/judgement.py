@@ -40,7 +40,7 @@ from collbench.suite.sweep import Threshold
 
 State = Literal["accepted", "not accepted", "not decided"]
 
-TOLERATED = (INJECTED,)  # forbid no answer: an alarm is to be heard when it is tried
+TOLERATED = (INJECTED,)  # flags that forbid no answer: a planted fault must be found
 
 EXITS: dict[State, Exit] = {
     "accepted": Exit.OK,

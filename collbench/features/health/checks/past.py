@@ -12,7 +12,7 @@ from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.checks.lost import find_lost
-from collbench.features.health.checks.ports import find_slowed_ports
+from collbench.features.health.checks.ports import find_degraded_ports
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history import gates
 from collbench.features.health.history import nights as nights_
@@ -121,7 +121,7 @@ def check_past(history: Known, fresh: Fresh | None, night: Night) -> CheckResult
     last = max((point.day for point in tonight.values()), default="")
     findings = [
         *find_lost(history.every, night.files, last),
-        *find_slowed_ports(night.files, _list_earlier_facts(history.series, last)),
+        *find_degraded_ports(night.files, _list_earlier_facts(history.series, last)),
         *_find_late([row for row in unjudged if row.why == LATE]),
         *_confirm_candidates(candidates, fresh),
         *_find_shifted(history),
@@ -293,17 +293,17 @@ def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str
 
 def _advise(rows: Sequence[nights_.Series], since: str, history: Known) -> str:
     """The commands that show how these rows, all of one way, changed, and that accept their level
-    since a night: of all rows of the machine, unless these are selected. A level is accepted of the
-    way that was measured last: of another one the command is for a later night."""
+    since a night: of all rows of the machine, unless these are selected. Only the way measured last
+    can be accepted; for another one, words on when it can."""
     selection = history.selection + select_rows([row.case for row in rows])
     show = f"collbench history trend{selection} shows what changed when; if the change is intended,"
     if all(row.name in history.current for row in rows):
         accept = f"collbench history baseline accept{selection} --since {since} --reason '…'"
         return f"{show} accept it: {accept}"
-    way = f"with {rows[0].way}" if rows[0].way else "measured so"
+    way = f"with {rows[0].way}" if rows[0].way else "measured this way"
     return (
-        f"{show} accept it after the next night {way}: health prints the command then, as it"
-        " accepts what was measured last"
+        f"{show} accept it after the next night {way}: health prints the command then, as only"
+        " what was measured last can be accepted"
     )
 
 

@@ -32,7 +32,7 @@ MEANT = f"if this is intended, it is the port's usual rate after {RECENT - HAD +
 def check_ports(night: Night) -> CheckResult:
     """State and rate of the first host's InfiniBand and RoCE ports. A rate below that of other
     ports is a hint: ports of storage may be like those of computation and slower
-    (find_slowed_ports)."""
+    (find_degraded_ports)."""
     environments = [file.run.environment for file in night.files]
     ports = [(file, port) for file in night.files for port in list_ports(file.run.environment)]
     if not ports:
@@ -69,13 +69,12 @@ def check_ports(night: Night) -> CheckResult:
     )
 
 
-def find_slowed_ports(
+def find_degraded_ports(
     files: Sequence[RunFile], earlier: Iterable[Mapping[str, Any]]
 ) -> list[Finding]:
-    """A finding for each port of the first host that is down and was up in HAD of the ``earlier``
-    nights, whose environments these are, or runs below the rate that it had in HAD of them. A
-    host's name is none of what they tell: nodes that are alike have one environment in a
-    history."""
+    """A finding for each port of the first host that was up in HAD of the ``earlier`` nights, given
+    as environments, and is down or slower than the rate it reached in HAD of them. These name no
+    host: nodes that are alike share one in a history."""
     rates: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for facts in earlier:
         for port in filter(_is_active, list_ports(facts)):

@@ -103,8 +103,8 @@ class KeepOptions:
         Option(
             "-o",
             "--output",
-            help="Write this file. Default: baselines/MACHINE-NIGHT.json, for a repository; the"
-            " next of a night is MACHINE-NIGHT-2.json.",
+            help="Write this file. Default: baselines/MACHINE-NIGHT.json, for a repository; a"
+            " second one of a night is MACHINE-NIGHT-2.json.",
         ),
     ] = None
     debug: Debug = False
@@ -346,7 +346,7 @@ def _choose_machine(book: Book, name: str) -> str:
 
 def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
     """Writes the file for the repository, never in place of another one, and keeps its content.
-    Where the history does not take that, there is no file, either."""
+    Removes it again if the history refuses the baseline."""
     from collbench.cli import outputs
     from collbench.core import files
     from collbench.features.health.history import baselines

@@ -296,14 +296,14 @@ def _suggest_command(view: View, points: list[Point]) -> Cell:
     )
     if run.imported:
         return lacking + "Put its test and the others into one log, and import that."
-    command = _write_command(run, points)
+    command = _format_command(run, points)
     if not command:
         return lacking + "Measure it in the same run."
     line = code_text(command)
     return f"{lacking}Measure it on the same machine (" + line + "), and report both runs together."
 
 
-def _write_command(run: Run, points: list[Point]) -> str:
+def _format_command(run: Run, points: list[Point]) -> str:
     """The command that measures sendrecv over the wires of points of a run; empty where there is
     none: groups of named ranks are no rule, and commas in --env part values."""
     case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]

@@ -153,8 +153,8 @@ class _Found:
         self._append_timed(Call("compute", flops=flops, phase=stage, source=at), ns)
 
     def _append_timed(self, call: Call, ns: int) -> None:
-        """Add a call that took so many nanoseconds after those before it; 0 is unknown. The program
-        stood still for what was timed, but for messages: two ranks may exchange them."""
+        """Add a call that took so many nanoseconds after those before it; 0 is unknown. Timed
+        collectives held up the program; messages did not, as two ranks may exchange them."""
         begins = self.clock
         if begins + ns >= MOST:
             self.calls.lose("a time that cannot be", call.source)

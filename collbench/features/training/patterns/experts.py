@@ -123,12 +123,18 @@ class Table(NamedTuple):
 
 
 def draw_routing(
-    routing: str, tokens: int, experts: Experts, ranks: int, node_ranks: int, seed: int = 0
+    routing: str,
+    tokens: int,
+    experts: Experts,
+    ranks: int,
+    node_ranks: int,
+    seed: int = 0,
+    axis: Literal["ep", "dp"] = "ep",
 ) -> Table:
-    """A table of where ranks send their tokens. Raises UsageError."""
+    """A table of where ranks of an axis of the layout send their tokens. Raises UsageError."""
     import numpy as np
 
-    refuse_experts(experts, ranks, node_ranks)
+    refuse_experts(experts, ranks, node_ranks, axis)
     places = max(ranks // node_ranks, 1)
     if routing == "even":
         means = [(ranks, experts.top), *((n, expect_ranks(experts, n)) for n in (ranks, places))]
@@ -430,7 +436,7 @@ def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
     if options.way == "deepep-ll":
         experts = msgspec.structs.replace(experts, nodes=1, limit=1)
     table = draw_routing(
-        options.routing, options.tokens, experts, ranks, options.node_ranks, options.seed
+        options.routing, options.tokens, experts, ranks, options.node_ranks, options.seed, "dp"
     )
     programs = []
     is_even = options.routing == "even"
@@ -459,13 +465,16 @@ def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:
         yield f"experts of tokens: {routing}, the same in all layers, micro-batches and groups"
 
 
-def refuse_experts(experts: Experts, ranks: int, node_ranks: int) -> None:
+def refuse_experts(
+    experts: Experts, ranks: int, node_ranks: int, axis: Literal["ep", "dp"]
+) -> None:
     """Raises UsageError for what cannot be divided so, with the number that is wrong."""
-    on_node, other = min(node_ranks, ranks), "choose another number of ranks in --layout"
+    on_node = min(node_ranks, ranks)
+    other = f"change {axis}= in --layout{', or -g' * (axis == 'dp')}"
     for what, number, by, name, hint in (
-        ("experts", experts.number, ranks, "ep", other),
+        ("experts", experts.number, ranks, axis, other),
         ("experts", experts.number, experts.nodes, "groups", "choose another number of groups"),
-        ("ranks of ep", ranks, on_node, "node_ranks", f"{other}, or node_ranks"),
+        (f"ranks of {axis}", ranks, on_node, "node_ranks", f"{other}, or node_ranks"),
     ):
         if number % by:
             raise UsageError(f"{number} {what} are not divisible by {by} ({name})", hint)

@@ -136,7 +136,8 @@ def test_a_short_buffer_is_one_chunk_of_a_ring_where_a_longer_one_is_all_of_it(
 def test_a_longer_buffer_in_another_place_tells_nothing_of_a_short_one() -> None:
     inside = replace(ONE_ELEMENT, in_place=True, varied=True)
     kept, reason = result("order=ring", ONE_ELEMENT, inside, size_order(64, *RING))
-    assert (kept, reason) == (None, "4 B, in place: too short for more than one of the chunks")
+    why = "4 B, in place: too short for more than one chunk: add a larger size"
+    assert (kept, reason) == (None, why)
 
 
 def test_blocks_of_a_short_buffer_are_chunks_of_a_ring() -> None:

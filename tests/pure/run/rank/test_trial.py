@@ -70,7 +70,7 @@ def test_the_first_call_waits_until_all_ranks_have_filled_their_buffers() -> Non
     assert " ".join(log).startswith("fill fill finish barrier finish call")
 
 
-@pytest.mark.parametrize("options", [{"control": False}, {"counts": False}])
+@pytest.mark.parametrize("options", [{"control": False}, {"counts_bytes": False}])
 def test_a_control_and_counted_bytes_are_asked_for_apart(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +79,10 @@ def test_a_control_and_counted_bytes_are_asked_for_apart(
     (outcome,) = without_pause(make_trial(LoggedControl([]), replace(JOB, **options)).run())
     assert isinstance(outcome, MeasuredCase)
     has_control, has_counts = outcome.control is not None, bool(outcome.sent)
-    assert (has_control, has_counts) == (options.get("control", True), options.get("counts", True))
+    assert (has_control, has_counts) == (
+        options.get("control", True),
+        options.get("counts_bytes", True),
+    )
 
 
 class SlowSecond(LoggedControl):

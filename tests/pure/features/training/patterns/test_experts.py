@@ -394,6 +394,19 @@ def test_what_cannot_be_divided_is_refused(
         moe(small(), layout, Moe(**options))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words", "key"),
+    [
+        (3, "8 experts are not divisible by 3 \\(dp\\)", "dp= in --layout, or -g"),
+        (8, "8 ranks of dp are not divisible by 3", "dp= in --layout, or -g, or node_ranks"),
+    ],
+)
+def test_deepep_names_the_key_of_its_ranks(ranks: int, words: str, key: str) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        deepep(small(), Layout(dp=ranks), Exchange(experts=8, top=2, node_ranks=3))
+    assert raised.value.hint == f"change {key}"
+
+
 def test_a_model_without_experts_is_refused() -> None:
     with pytest.raises(UsageError, match="no experts"):
         moe(find_model("llama3-8b"), Layout(), Moe())
