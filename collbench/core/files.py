@@ -7,9 +7,9 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +41,13 @@ def recognise_archive(start: bytes) -> tuple[str, str]:
     if start[257:262] == b"ustar":
         return "a tar archive", "tar -xf"
     return next((what for magic, what in ARCHIVES.items() if start.startswith(magic)), ("", ""))
+
+
+def number_names(stem: str, suffix: str) -> Iterator[str]:
+    """Names to take the first free one of: STEM.suffix, STEM-2.suffix and so on, without end."""
+    yield f"{stem}{suffix}"
+    for number in count(2):
+        yield f"{stem}-{number}{suffix}"
 
 
 def open_private(path: Path, how: int = 0) -> TextIO:

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import html
 import importlib.util
-import itertools
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from collbench.core import files
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.text import format_count
 from collbench.core.version import __version__
@@ -207,10 +207,7 @@ def _name_images(drawn: Sequence[tuple[Section, Figure]]) -> list[str]:
     names: list[str] = []
     for section, figure in drawn:
         stem = re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}")
-        tries = (f"{stem}-{number}.png" for number in itertools.count(2))
-        names.append(
-            next(name for name in itertools.chain([f"{stem}.png"], tries) if name not in names)
-        )
+        names.append(next(name for name in files.number_names(stem, ".png") if name not in names))
     return names
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from collbench.core.errors import CannotRun
 from collbench.features.lifecycle.instructions import Event, Instructions
+from collbench.machine import cpus
 from collbench.run.launch import mpirun
 from collbench.run.launch.children import bound_command, module_command
 from collbench.run.launch.folders import make_private
@@ -249,15 +250,12 @@ def _start(
     command: list[str], environment: Mapping[str, str], errors: Any, on_all_cores: bool
 ) -> subprocess.Popen[bytes]:
     """The process, on this rank's cores or on all that there are."""
-    cores = os.sched_getaffinity(0)
-    try:
+    with cpus.keep_affinity():
         if on_all_cores:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
         )
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def _launch_by_mpirun(

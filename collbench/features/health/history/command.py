@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -374,12 +373,12 @@ def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
 
 def _choose_path(baseline: Baseline) -> Path:
     """A file that is not there yet, named after machine and night; numbered from the second on."""
-    name = re.sub(r"[^\w.-]+", "-", baseline.machine).strip("-.")
-    stem = Path("baselines") / f"{name}-{baseline.begins}"
-    numbered = (Path(f"{stem}-{number}.json") for number in itertools.count(2))
-    return next(
-        path for path in itertools.chain([Path(f"{stem}.json")], numbered) if not path.exists()
-    )
+    from collbench.core import files
+
+    machine = re.sub(r"[^\w.-]+", "-", baseline.machine).strip("-.")
+    names = files.number_names(f"{machine}-{baseline.begins}", ".json")
+    paths = (Path("baselines") / name for name in names)
+    return next(path for path in paths if not path.exists())
 
 
 def _summarise_baseline(baseline: Baseline) -> str:
