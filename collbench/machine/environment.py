@@ -134,7 +134,7 @@ def fact_decides(fact: str, backends: Collection[str] | None) -> bool:
     package = fact.removeprefix("libraries.")
     users = {name for name, info in list_infos().items() if package in info.packages}
     users |= {name for name, file in list_files().items() if package == file.label}
-    return backends is None or not users or not users.isdisjoint(backends)
+    return backends is None or package in LIBRARIES or not users or not users.isdisjoint(backends)
 
 
 def make_fingerprint(

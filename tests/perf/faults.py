@@ -195,6 +195,14 @@ def shared_memory() -> Iterator[tuple[list[str], Path | None]]:
             holder.kill()
 
 
+def _read_error(process: psutil.Process) -> str:
+    """Where the standard error of a process goes."""
+    try:
+        return str(Path(f"/proc/{process.pid}/fd/2").readlink())
+    except FileNotFoundError as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+
+
 class Trial:
     """One run, from its start to whatever it leaves."""
 
@@ -283,15 +291,19 @@ class Trial:
         above = parent is not None and parent.name() in ("mpirun", "prterun")
         return above and place == str(self._rank)
 
+    def _writes_as_rank(self, process: psutil.Process) -> bool:
+        """Whether a process has the standard error of the rank's warden, as only its rank has."""
+        warden = next(filter(self._is_warden, self._processes()), None)
+        return warden is not None and _read_error(process) == _read_error(warden)
+
     def _is_rank(self, process: psutil.Process) -> bool:
         parent, command = process.parent(), process.cmdline()
         if parent is None:
             return False
         if self._cell.local:  # forked, and of one command line with who made it
-            name = "mpirun" if self._cell.world == "mpi" else "forkserver"
-            alike = parent.cmdline() == command and LAUNCH + name in command
-            place = process.environ().get("OMPI_COMM_WORLD_RANK", str(self._rank))
-            return alike and place == str(self._rank)
+            makers = {LAUNCH + "forkserver", LAUNCH + "mpirun"}
+            alike = parent.cmdline() == command and not makers.isdisjoint(command)
+            return alike and (self._cell.world != "mpi" or self._writes_as_rank(process))
         variable = "RANK" if "torchrun" in self._cell.world else "OMPI_COMM_WORLD_RANK"
         place = process.environ().get(variable, "")
         return "all_reduce" in command and place == str(self._rank)

@@ -80,6 +80,8 @@ _NAMED = 3  # settings that one note names
 
 _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as another has failed
 
+_HEARD_SECONDS = 0.25  # for a launcher to pass on a rank's words: it drops them as it ends all
+
 _ANOTHER = "another rank (it or the launcher says why)"
 
 
@@ -290,6 +292,7 @@ class MemberWatch(RankWatch):
                     sys.stderr.flush()
                     if self._meeting.host:
                         self._meeting.host.end_stopped()
+                    time.sleep(_HEARD_SECONDS)
                     os._exit(Exit.TIMEOUT)
 
     def move(self, seconds: float) -> None:

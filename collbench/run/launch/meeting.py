@@ -409,8 +409,8 @@ class MeetingServer:
                 since = math.inf
             elif since == math.inf:
                 since = time.monotonic()
-            # a rank that MPI keeps waiting for it has LEAVE_SECONDS, too, and can still say why
-            if time.monotonic() - since > LEAVE_SECONDS + 1:
+            # a rank that MPI keeps waiting has LEAVE_SECONDS at its own end, and can still say why
+            if time.monotonic() - since > 2 * LEAVE_SECONDS:
                 os.kill(rank_0, signal.SIGKILL)
                 return
             await asyncio.sleep(0.5)

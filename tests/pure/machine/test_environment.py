@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from collbench.core.backend_info import BackendInfo
 from collbench.machine import cpus, environment, memory, secrets, variables
 
 GIB = 1 << 30
@@ -887,6 +888,14 @@ def test_a_fingerprint_rests_on_the_libraries_that_a_backend_uses(
         assert (prints[0] != prints[1]) == (name in libraries)
     assert len(environment.find_differences(before, {"kernel": "6.2"}, {"gloo"})) == 2
     assert len(environment.find_differences(before, {"kernel": "6.1"})) == len(versions)
+
+
+def test_a_backend_that_names_torch_leaves_it_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = BackendInfo("mine", packages=("numpy", "torch"))
+    monkeypatch.setattr(environment, "list_infos", lambda: {"mine": info})
+    assert environment.fact_decides("libraries.torch", {"gloo"})
 
 
 @pytest.mark.parametrize(

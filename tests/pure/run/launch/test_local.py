@@ -200,6 +200,16 @@ def test_of_a_rank_that_exits_and_a_warden_that_is_killed_the_first_is_to_blame(
     assert f"rank {2 if first == 'exit' else 0} on " in error.message
 
 
+@pytest.mark.parametrize("has_told", [False, True], ids=["silent", "has told that a peer is gone"])
+def test_whose_warden_mpirun_kills_after_another_failed_is_not_to_blame(has_told: bool) -> None:
+    """Open MPI's, too, where a rank ends without MPI_Finalize."""
+    notes = [Note(2, status=1 << 8), Note(0, alone=True)]
+    watch = watched(Silent(*notes))
+    watch.errors = {2: STARVED} | ({0: lost_memory()} if has_told else {})
+    error = verdict(watch)
+    assert "rank 2 on " in error.message and "MemoryError: planted" in error.message
+
+
 def test_where_mpirun_was_killed_no_rank_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Silent, "end", lambda parent: -9)
     notes = [Note(rank, alone=True) for rank in (2, 1)]
