@@ -472,19 +472,21 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
     days = sections.between(t.day or asked.date for trials in seen.values() for t in trials)
     every = [trial for trials in seen.values() for trial in trials]
     machines = dict.fromkeys(trial.machine or describe_machine() for trial in every)
-    well = sum(not trial.wrong for trial in every)
-    tried = sum(map(bool, seen.values()))
-    left = "; time was over before the rest" if tried < len(seen) else ""
+    hit = [trial for trial in every if trial.hit]
+    well = sum(not trial.wrong for trial in hit)
+    struck = sum(any(trial.hit for trial in trials) for trials in seen.values())
+    late = f" In {len(every) - len(hit)} others it came too late." if len(every) > len(hit) else ""
+    left = "; time was over before the rest" if not all(seen.values()) else ""
     why = dict.fromkeys(f"- {c.fault}, {c.world}: {c.why_not()}." for c in left_out)
     shm = "" if os.getuid() == 0 else " /dev/shm was not looked at, which takes root."
     return "\n".join(
         [
             "# What becomes of a run when something breaks",
             "",
-            f"{well} of {len(every)} trials were as documented, of {tried} of {len(seen)}"
-            f" cells{left}. Made by `python tests/perf/faults.py --trials {asked.trials}"
-            f" --seed {asked.seed} --at-once {asked.at_once}` on {'; '.join(machines)}, {days};"
-            f" -T {TIMEOUT}.{shm}",
+            f"{well} of {len(hit)} trials whose fault came in time were as documented, of {struck}"
+            f" of {len(seen)} cells{left}.{late} Made by `python tests/perf/faults.py --trials"
+            f" {asked.trials} --seed {asked.seed} --at-once {asked.at_once}` on"
+            f" {'; '.join(machines)}, {days}; -T {TIMEOUT}.{shm}",
             "",
             "A number is how many trials passed the check, of those whose fault came in time and"
             " that could fail it: `1 of 2` where not all could, bold where any failed, - where none"
@@ -564,7 +566,10 @@ def main() -> int:
                 asked.output.write_text(text(seen, left_out, asked))
     if not asked.output:
         print(text(seen, left_out, asked))
-    return int(any(trial.wrong for trials in seen.values() for trial in trials))
+    unseen = [cell for cell, trials in seen.items() if trials and not any(t.hit for t in trials)]
+    for cell in unseen:
+        print(f"{cell.words}: the fault never came in time", file=sys.stderr)
+    return int(bool(unseen) or any(trial.wrong for trials in seen.values() for trial in trials))
 
 
 if __name__ == "__main__":

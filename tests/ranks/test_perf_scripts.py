@@ -103,7 +103,12 @@ SMALL: dict[str, tuple[Form, ...]] = {
     "executors.py": (
         Form("--rounds 1 --max-time 0.01 --mode host --output out.md", needs=("mpi",)),
     ),
-    "faults.py": (Form("--trials 1 --only 'kill of a rank, gloo, measuring, 2' --output out.md"),),
+    "faults.py": (
+        Form("--trials 1 --only 'kill of a rank, gloo, measuring, 2' --output out.md"),
+        Form(
+            "--trials 1 --only 'kill of a rank, mpi, measuring, 2' --output out.md", needs=("mpi",)
+        ),
+    ),
     "fleet.py": (Form("{root}/" + RECORDED + " --fleets 1 --many 2 --output out.md"),),
     "fleet_skew.py": (Form("16 20 0.5", PRINTED, row="20 fleets of 16 nodes: .*"),),
     "fuzz.py": (Form("--number 2 --commands 2", PRINTED, row=r"run +2 .* MiB"),),
@@ -172,7 +177,7 @@ PARTS = {
 }
 # forms that take about a second, and those that take seconds
 QUICK = ("fleet_skew", "locate", "simulate")
-SLOW = ("faults", "gpu", "fuzz", "gate_power", "guidelines", "nights", "report")
+SLOW = ("faults", "faults-1", "gpu", "fuzz", "gate_power", "guidelines", "nights", "report")
 
 
 def name_forms() -> Iterator[object]:
