@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import atexit
 import sys
+import time
 from typing import Any
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.survive.signals import keep_handlers
+
+POLL_SECONDS = 0.001
 
 INSTALL = "install mpi4py and an MPI: pip install 'collbench[mpi]'"
 
@@ -39,6 +42,21 @@ def initialise_mpi() -> Any:
 def finalise_at_exit() -> None:
     """Have MPI, if it was initialised, end with the process, as all went well. Else it must not:
     MPI_Finalize would wait for ranks that are stuck."""
+    keep_mpi()
     if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():
-        atexit.unregister(MPI.Finalize)
-        atexit.register(MPI.Finalize)
+        atexit.register(_finalise_mpi)
+
+
+def keep_mpi() -> None:
+    """Have MPI not end with the process."""
+    atexit.unregister(_finalise_mpi)
+
+
+def _finalise_mpi() -> None:
+    """End MPI once every rank has come here. No other thread runs in MPI_Finalize, not even one
+    that ends a process which waits for too long, so that the waiting is done here."""
+    MPI = load_mpi()
+    everybody = MPI.COMM_WORLD.Ibarrier()
+    while not everybody.Test():
+        time.sleep(POLL_SECONDS)
+    MPI.Finalize()

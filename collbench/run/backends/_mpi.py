@@ -11,7 +11,6 @@ this backend's own; control messages never pass through it.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from collbench.core.errors import CannotRun
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, Message, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
-from collbench.run.mpi_library import initialise_mpi
+from collbench.run.mpi_library import finalise_at_exit, initialise_mpi, keep_mpi
 from collbench.run.rank.library_calls import LibraryCall, join_calls
 from collbench.suite.case import Case
 
@@ -202,7 +201,7 @@ class Mpi(Base):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         mpi = initialise_mpi()
         # a world that is not left in good order may have ranks that are stuck
-        atexit.unregister(mpi.Finalize)
+        keep_mpi()
         world = mpi.COMM_WORLD
         self.library = describe_library(mpi.Get_library_version())
         at = self.find_group(rank, n)
@@ -405,7 +404,7 @@ class Mpi(Base):
     def close(self) -> None:
         self._comm.Free()
         self._handler.Free()
-        atexit.register(self._mpi.Finalize)
+        finalise_at_exit()
 
 
 def _count_elements(case: Case, count: int) -> int:

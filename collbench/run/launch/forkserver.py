@@ -32,7 +32,7 @@ import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import print_message
-from collbench.run.launch.board import LEAVE_SECONDS, Board
+from collbench.run.launch.board import ALONE_SECONDS, LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, READY, REFUSED
 from collbench.run.launch.world import Channel
@@ -79,9 +79,9 @@ def leave_process(
     """End this process at once, its exit handlers run and all printed. Python would take torch down
     part by part first, for a quarter of a second, in which libraries may abort around ranks that
     are gone. Where nobody else watches this process, by whose name it is called then, exit handlers
-    have LEAVE_SECONDS; ``find_cause`` says then what they may have waited for."""
+    have ALONE_SECONDS; ``find_cause`` says then what they may have waited for."""
     if unwatched:
-        limit = threading.Timer(LEAVE_SECONDS, _cut_short, (status, unwatched, find_cause))
+        limit = threading.Timer(ALONE_SECONDS, _cut_short, (status, unwatched, find_cause))
         limit.daemon = True
         limit.start()
     with suppress(BrokenPipeError):
@@ -91,7 +91,7 @@ def leave_process(
 
 
 def _cut_short(status: int, who: str, find_cause: Callable[[], str]) -> None:
-    message = f"{who} did not end within {LEAVE_SECONDS:g} s of its last work, and is killed"
+    message = f"{who} did not end within {ALONE_SECONDS:g} s of its last work, and is killed"
     if cause := find_cause():
         message = f"{cause} while leaving; all had been measured"
     with suppress(OSError):

@@ -40,8 +40,8 @@ from collbench.machine import descriptors
 from collbench.run.launch import folders
 from collbench.run.launch.awake import AwakeClock
 from collbench.run.launch.board import (
+    ALONE_SECONDS,
     IS_STOPPED,
-    LEAVE_SECONDS,
     Place,
     process_state,
     select_behind,
@@ -409,8 +409,8 @@ class MeetingServer:
                 since = math.inf
             elif since == math.inf:
                 since = time.monotonic()
-            # a rank that MPI keeps waiting has LEAVE_SECONDS at its own end, and can still say why
-            if time.monotonic() - since > 2 * LEAVE_SECONDS:
+            # a rank that MPI keeps waiting for it first says why
+            if time.monotonic() - since > ALONE_SECONDS + 2:
                 os.kill(rank_0, signal.SIGKILL)
                 return
             await asyncio.sleep(0.5)

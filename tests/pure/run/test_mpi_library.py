@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,9 @@ class Mpi:
     def __init__(self, started: bool) -> None:
         self.started = started
         self.levels: list[int] = []
+        self.calls: list[str] = []
+        self.COMM_WORLD = self
+        self.absent = 2  # looks until every rank is there
 
     def Is_initialized(self) -> bool:
         return self.started
@@ -30,8 +34,16 @@ class Mpi:
     def Init_thread(self, level: int) -> None:
         self.levels.append(level)
 
+    def Ibarrier(self) -> Mpi:
+        self.calls.append("Ibarrier")
+        return self
+
+    def Test(self) -> bool:
+        self.absent -= 1
+        return self.absent < 0
+
     def Finalize(self) -> None:
-        return
+        self.calls.append(f"Finalize, {max(self.absent, 0)} looks too early")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, started: bool) -> tuple[Mpi, Any]:
@@ -71,7 +83,9 @@ def test_mpi_ends_with_the_process_where_it_was_started(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
     mpi, _ = plant(monkeypatch, started)
-    actions: list[object] = []
+    actions: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", actions.append)
     mpi_library.finalise_at_exit()
-    assert actions == [mpi.Finalize] * started
+    for action in actions:
+        action()
+    assert mpi.calls == ["Ibarrier", "Finalize, 0 looks too early"] * started
