@@ -27,7 +27,7 @@ class Bench(NamedTuple):
     ``ranks`` are those whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
     anyway. ``watch`` is of this rank's GPU, if it has one, and ``streak`` its guards'; ``in_turns``
-    and ``beside`` as in Plan; the ``calibrator`` is Protocol's. ``on_asked`` is called whenever a
+    and ``beside`` as in Plan; the ``calibrator`` is Protocol's. ``on_fault_query`` is called when a
     trial asks for its faults.
     """
 
@@ -44,7 +44,7 @@ class Bench(NamedTuple):
     calibrator: Calibrator | None = None
     streak: Streak | None = None
     beside: bool = False
-    on_asked: Callable[[], object] = do_nothing
+    on_fault_query: Callable[[], object] = do_nothing
 
     def meet(self) -> None:
         """Bring all ranks' devices to the same point, and wait for this one's."""
@@ -57,7 +57,7 @@ class Bench(NamedTuple):
 
     def list_faults(self) -> list[Fault]:
         """The faults that are to be planted on this rank (--inject)."""
-        self.on_asked()
+        self.on_fault_query()
         return [fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank]
 
     def planted(self) -> Planted | None:

@@ -452,11 +452,11 @@ class Worker:
             copies_first=not case.subject and self._backend.copies_first(case),
         )
         emit = partial(self._send_interim, case, about)
-        asked: list[bool] = []
-        bench = bench._replace(on_asked=partial(asked.append, True))
+        queries: list[bool] = []
+        bench = bench._replace(on_fault_query=partial(queries.append, True))
         trial = runner_of(case).make_trial(bench, job, self._sites, emit)
         outcomes = yield from trial.run()
-        if self._policy.inject and not asked:
+        if self._policy.inject and not queries:
             outcomes = [FailedCase(NEVER_ASKED.format(case.table.noun))] * len(case.siblings)
         return self._records(case, outcomes, tried)
 

@@ -219,7 +219,7 @@ def test_one_port(algorithm: Algorithm) -> None:
     for n in (n for n in (2, 3, 4, 5, 8, 9, 16) if not Variant(algorithm).refuse(n)):
         most = most_at_once(Variant(algorithm).schedule(n, n // 2))
         assert most == count_messages(n), (
-            f"{most} messages of a rank in one step where n = {n}: ALL_AT_ONCE, above, has as many"
+            f"{most} messages of a rank in a step where n = {n}: ALL_AT_ONCE, above, says how many"
         )
 
 
