@@ -165,7 +165,7 @@ def test_a_feature_imports_the_kernel_and_itself() -> None:
                 allowed = any(other == to and is_within(here, {by}) for by, to in BETWEEN)
                 if other != mine and not allowed:
                     wrong.append(f"{name} imports {target}")
-    assert wrong == []
+    assert wrong == [], "BETWEEN, above, has the exceptions and why"
 
 
 def test_features_import_from_others_what_the_table_says_and_no_less() -> None:
@@ -176,7 +176,7 @@ def test_features_import_from_others_what_the_table_says_and_no_less() -> None:
         if is_within(name, {f"features.{by}"})
         and any(is_within(target, {f"features.{to}"}) for target in imported(name))
     }
-    assert used == {*BETWEEN}
+    assert {*BETWEEN} - used == set(), "BETWEEN, above, needs these no more"
 
 
 def test_packages_of_others_are_imported_where_they_are_at_home() -> None:
@@ -186,7 +186,7 @@ def test_packages_of_others_are_imported_where_they_are_at_home() -> None:
             homes = HOME.get(target[1:]) if target[0] == "/" else None
             if homes and not is_within(name, homes):
                 wrong.append(f"{name} imports {target[1:]}")
-    assert wrong == []
+    assert wrong == [], "HOME, above, has the modules that may"
 
 
 def test_there_are_no_circles() -> None:
@@ -205,7 +205,7 @@ def test_no_module_and_no_function_is_long() -> None:
         for function, length in functions:
             if length > LONG_FUNCTION:
                 long.append(f"{name}.{function} has {length} lines")
-    assert long == []
+    assert long == [], f"{LONG_MODULE} lines of a module and {LONG_FUNCTION} of a function"
 
 
 def test_no_layout_but_ruffs() -> None:

@@ -112,6 +112,10 @@ class Line(msgspec.Struct, frozen=True):
     ruled: bool = False
     single: bool = False
 
+    def __post_init__(self) -> None:
+        if other := [cell for cell in self.cells if not isinstance(cell, (str, Words))]:
+            raise TypeError(f"a cell of a table is text or Words, not {other[0]!r}: format it")
+
 
 Align = Literal["left", "right", "wrap", "cut"]
 
@@ -280,19 +284,19 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     colour.
 
     A page shows ``runs`` (lines that name what it is about) and ``sections``; ``data`` is what
-    can be downloaded from it: plain values by words.COLUMNS. A terminal shows
-    ``brief``. Markdown shows ``comment`` where it has blocks, else the page. ``values`` are for
-    JSON, ``rows`` for CSV (heads from the first of them), ``gauges`` for Prometheus and
-    OpenTelemetry.
+    can be downloaded from it: plain values by words.COLUMNS. A terminal shows ``brief`` alone,
+    ``()`` where the document is for none. Markdown shows ``comment`` where it has blocks, else the
+    page. ``values`` are for JSON, ``rows`` for CSV (heads from the first of them), ``gauges`` for
+    Prometheus and OpenTelemetry.
     """
 
     title: str
+    brief: Sequence[Block]
     verdict: str = ""
     weight: Weight = ""
     runs: list[str] = []
     sections: list[Section] = []
     data: list[dict[str, Any]] = []
-    brief: Sequence[Block] = ()
     comment: Comment = Comment()
     values: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []

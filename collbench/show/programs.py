@@ -294,6 +294,6 @@ class Markdown(Gathered):
         blocks += [Points(explained)] if (explained := views.explain_flags(self)) else []
         blocks += [busy] if (busy := views.describe_busy(self)) else []
         blocks += [f"Ended early: {end.note}"] if end.note else []
-        document = Document(title="", comment=Comment(blocks))
+        document = Document(title="", brief=(), comment=Comment(blocks))
         self._out.write(markdown.render_markdown(document, sys.maxsize))
         self._out.flush()

@@ -98,6 +98,7 @@ def rich() -> Document:
     ][:44]
     return Document(
         title="all_reduce, all_gather on node17",
+        brief=(),
         verdict="Two of 44 rows are slower by more than 5 %, none is faster; 3 have no verdict.",
         weight="bad",
         runs=[
@@ -327,6 +328,7 @@ def test_a_filter_that_leaves_a_table_empty_says_so(page: Open) -> None:
     tab = page(
         Document(
             title="T",
+            brief=(),
             verdict="V",
             weight="",
             runs=[],
@@ -436,6 +438,7 @@ def test_cells_are_ordered_by_what_they_mean(page: Open) -> None:
     tab = page(
         Document(
             title="T",
+            brief=(),
             verdict="V",
             weight="",
             runs=[],
@@ -484,7 +487,7 @@ def test_a_box_says_what_of_it_is_not_seen(page: Open) -> None:
 def test_a_folded_section_opens_where_an_address_leads_to_it(page: Open) -> None:
     table = Table(name="t", title="T", columns=make_columns(("a",)), lines=[Line(("one",))])
     section = Section(name="deep", title="Deep", sentences=["w"], tables=[table], folded=True)
-    tab = page(Document(title="d", sections=[section]))
+    tab = page(Document(title="d", brief=(), sections=[section]))
     expect(tab.get_by_role("table", name="T")).to_be_hidden()
     tab.get_by_role("link", name="Deep").click()
     expect(tab.get_by_role("table", name="T")).to_be_visible()
@@ -622,6 +625,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
     tab = page(
         Document(
             title=text,
+            brief=(),
             verdict=text,
             weight="bad",
             runs=[text],
@@ -734,7 +738,7 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
         return figures.draw_heatmap(f"m{n}", "Pairs", "words", matrix, {})
 
     both = [Section(name="s", title="S", sentences=[], figures=[heat(4), heat(17)])]
-    tab = page(Document(title="T", verdict="V", weight="", runs=[], sections=both))
+    tab = page(Document(title="T", brief=(), verdict="V", weight="", runs=[], sections=both))
     drawn(tab, 2)
     places = tab.locator(".figure")
     expect(places.nth(0).locator(".heatmap-label")).to_have_count(16)
@@ -760,6 +764,8 @@ def test_plotlyjs_from_the_network_is_one_pinned_script() -> None:
 
 
 def test_a_document_without_anything_is_a_page(page: Open) -> None:
-    tab = page(Document(title="Nothing", verdict="No run.", weight="", runs=[], sections=[]))
+    tab = page(
+        Document(title="Nothing", brief=(), verdict="No run.", weight="", runs=[], sections=[])
+    )
     expect(tab.get_by_role("heading")).to_have_text("Nothing")
     assert tab.locator("form, [data-save]").count() == 0

@@ -24,6 +24,9 @@ MADE = {
 }
 
 
+ANEW = "`make gallery` makes reports/ anew, where this change was meant"
+
+
 def contents(page: str) -> tuple[Any, str]:
     """A page's figures, as data, and its text without tags, styles and scripts."""
     (figures,) = re.findall(
@@ -67,12 +70,12 @@ def test_reports_are_what_this_code_makes_of_their_runs(
         assert done.returncode == code, done.stderr
     page, text = (Path(name) for _, name in pages)
     assert Path("plotly.min.js").stat().st_size > page.stat().st_size
-    assert text.read_text() == (REPORTS / text).read_text()
+    assert text.read_text() == (REPORTS / text).read_text(), ANEW
     (old_figures, old_text), (new_figures, new_text) = (
         contents(path.read_text()) for path in (REPORTS / page, page)
     )
-    alike(old_figures, new_figures)
-    assert new_text == old_text
+    alike(old_figures, new_figures, f"{ANEW}: {page} ")
+    assert new_text == old_text, ANEW
 
 
 def test_pages_are_small() -> None:

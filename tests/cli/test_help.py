@@ -85,12 +85,10 @@ TOML = [block for text in TEXTS.values() for block in blocks(text, "toml")]
 
 
 def test_there_are_commands_of_every_kind() -> None:
-    assert {words[0] for words in COMMANDS} >= {*LISTED} - {
-        "runs",
-        "list",
-        "help",
-        "doctor",
-    }
+    lacking = {*LISTED} - {words[0] for words in COMMANDS} - {"runs", "list", "help", "doctor"}
+    assert lacking == set(), (
+        "an example of each, on a line of its own in a code block of README or cli/pages/"
+    )
 
 
 @cache
@@ -201,9 +199,9 @@ def test_a_fit_of_predicted_runs_is_made_as_the_manual_has_it(
 
 
 def test_every_flag_is_explained() -> None:
-    assert [
-        flag for flag in FLAGS if not re.search(rf"`{re.escape(flag)}[`:]", PAGES["flags"])
-    ] == []
+    told = PAGES["flags"]
+    lacking = [flag for flag in FLAGS if not re.search(rf"`{re.escape(flag)}[`:]", told)]
+    assert lacking == [], "a row for each in a table of cli/pages/flags.md"
 
 
 @pytest.mark.parametrize("flag", FLAGS.values(), ids=FLAGS)
@@ -211,21 +209,25 @@ def test_the_page_has_a_flag_among_doubts_or_remarks_as_the_table(flag) -> None:
     doubts, _, rest = PAGES["flags"].partition("## Remarks")
     remarks = rest.partition("## Rows that decide nothing")[0]
     is_doubt = flag.is_doubt is not flags_.is_never
-    assert (f"\n| `{flag.name}" in doubts, f"\n| `{flag.name}" in remarks) == (
-        is_doubt,
-        not is_doubt,
+    tables = {"Doubts": doubts, "Remarks": remarks}
+    found = [title for title, text in tables.items() if f"\n| `{flag.name}" in text]
+    assert found == ["Doubts" if is_doubt else "Remarks"], (
+        f"cli/pages/flags.md: the table that has, by its `is_doubt`, the row of `{flag.name}`"
     )
 
 
 def test_the_page_names_the_rows_that_decide_nothing() -> None:
     rest = PAGES["flags"].partition("## Rows that decide nothing")[2]
-    assert [flag for flag in (*flags_.UNGATED, *flags_.EXCLUDED) if f"`{flag}`" not in rest] == []
+    lacking = [flag for flag in (*flags_.UNGATED, *flags_.EXCLUDED) if f"`{flag}`" not in rest]
+    assert lacking == [], "cli/pages/flags.md: names under 'Rows that decide nothing'"
 
 
 def test_the_number_of_algorithms_is_that_of_today() -> None:
     number = sum(len(algorithms.list_algorithms(name)) for name in COLLECTIVES)
-    assert f"{number} algorithms of its own" in TEXTS["README"]
-    assert f"export {number} algorithms\n" in PAGES["algorithms"]
+    assert f"{number} algorithms of its own" in TEXTS["README"], "the number in README"
+    assert f"export {number} algorithms\n" in PAGES["algorithms"], (
+        "the number in cli/pages/algorithms.md"
+    )
 
 
 def test_every_check_of_health_is_explained() -> None:
@@ -235,18 +237,21 @@ def test_every_check_of_health_is_explained() -> None:
         for line in re.findall(r"^\| ([a-z, ]+) \|", PAGES["health"], re.MULTILINE)
         for word in line.split(", ")
     }
-    assert [name for name in names if name not in told] == []
+    lacking = [name for name in names if name not in told]
+    assert lacking == [], "a row, or a name in one, in the table of cli/pages/health.md"
 
 
 def test_every_key_of_a_curve_is_explained() -> None:
     keys = {*curves.Curve.__struct_fields__} - {"file"}
     table = "\n".join(re.findall(r"^\| (`.*?) \|", PAGES["acceptance"], re.MULTILINE))
-    assert keys - {*re.findall(r"`(\w+)`", table)} == set()
+    lacking = keys - {*re.findall(r"`(\w+)`", table)}
+    assert lacking == set(), "a row for a key of a curve in cli/pages/acceptance.md"
 
 
 def test_every_key_of_a_suite_is_explained() -> None:
     keys = [row.name for row in FIELDS if row.group in ("axes", "policy") and row.name not in KEPT]
-    assert [key for key in keys if not re.search(rf"`{key}[`, ]", PAGES["suites"])] == []
+    lacking = [key for key in keys if not re.search(rf"`{key}[`, ]", PAGES["suites"])]
+    assert lacking == [], "a key of axes or policy in cli/pages/suites.md"
 
 
 # in files `env`, or for the command line alone
@@ -254,7 +259,8 @@ KEPT = ("envs", "per_host", "uneven_hosts", "cores", "inject")
 
 
 def test_every_built_in_suite_is_named() -> None:
-    assert [name for name in toml.built_in() if f"`{name}`" not in PAGES["suites"]] == []
+    lacking = [name for name in toml.built_in() if f"`{name}`" not in PAGES["suites"]]
+    assert lacking == [], "the name of a suite in cli/pages/suites.md"
 
 
 def test_topics_and_commands_are_listed_within_80_columns(bare: Server) -> None:

@@ -157,7 +157,7 @@ def test_two_runs_are_compared_when_asked_or_interleaved(
         sections,
         "make_document",
         lambda files, comparison=None: Document(
-            title="T", verdict="V", weight="", runs=[], sections=[]
+            title="T", brief=(), verdict="V", weight="", runs=[], sections=[]
         ),
     )
     base, head, other = (
@@ -251,7 +251,9 @@ def test_markdown_shows_hostile_text_literally() -> None:
     figure = Figure(name="f", title=TEXTS[2], caption=TEXTS[3], data=[])
     section = Section(name="s", title=TEXTS[1], sentences=TEXTS, figures=[figure], tables=[table])
     text = markdown.render_markdown(
-        Document(title=TEXTS[0], verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section])
+        Document(
+            title=TEXTS[0], brief=(), verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section]
+        )
     )
     drawn = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     assert "\x1b" not in text
@@ -287,6 +289,7 @@ def test_images_are_drawn_by_the_systems_browser(
     )
     document = Document(
         title="T",
+        brief=(),
         verdict="V",
         weight="",
         runs=[],
@@ -305,7 +308,7 @@ def test_images_are_drawn_by_the_systems_browser(
 
 
 def test_images_need_kaleido(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = Document(title="T", verdict="V", weight="", runs=[], sections=[])
+    document = Document(title="T", brief=(), verdict="V", weight="", runs=[], sections=[])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CannotRun, match="images need kaleido") as told:
         html.render_images(document, folder)
@@ -314,7 +317,7 @@ def test_images_need_kaleido(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_images_need_a_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for kaleido will do: the browser is looked for before it is used."""
-    document = Document(title="T", verdict="V", weight="", runs=[], sections=[])
+    document = Document(title="T", brief=(), verdict="V", weight="", runs=[], sections=[])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "kaleido", ModuleType("kaleido"))
     monkeypatch.setattr(html, "BROWSERS", ("no-such-browser",))

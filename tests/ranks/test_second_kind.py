@@ -14,6 +14,7 @@ import pytest
 from forked import Server
 
 import collbench
+from collbench.core.errors import Exit
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 PACKAGE = Path(collbench.__file__).parent
@@ -31,7 +32,17 @@ nbytes = 4096
 [[pingpong]]
 nbytes = 65536
 """
+# by their names: copies of the feature with one fault, as what is to stand for what else
+FAULTY = {
+    "never_asks": ("bench.planted()", "None"),
+    "loses_messages": ("self._call.run()\n", "self._calls > 1 or self._call.run()\n"),
+}
 TITLES = {"pingpong of 4096 B", "pingpong of 65536 B"}
+
+
+def add_name(package: Path, name: str) -> None:
+    names = package / "features" / "__init__.py"
+    names.write_text(names.read_text().replace("NAMES = (", f'NAMES = ("{name}", '))
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = folder / "lib" / "collbench"
     shutil.copytree(PACKAGE, copy)  # with what is compiled
     shutil.copytree(STRANGER, copy / "features" / "pingpong")
-    names = copy / "features" / "__init__.py"
-    names.write_text(names.read_text().replace("NAMES = (", 'NAMES = ("pingpong", '))
+    add_name(copy, "pingpong")
     (folder / "transfers.toml").write_text(SUITE)
     return folder
 
@@ -113,6 +123,64 @@ def test_it_is_measured_and_verified(ran: Path) -> None:
         # where others use the cores, invalid samples may not all be replaced
         assert len(times) == 20 or (invalid and 15 < len(times) < 20)  # type: ignore[arg-type]
         assert one["checked"] and one["wrong"] == 0
+
+
+@pytest.mark.slow
+def test_planted_corruption_is_found(ran: Path, call: Call) -> None:
+    words = ("--inject", "corrupt:1", "--output", "planted.jsonl")
+    done = call("run", "transfers.toml", "-g", "2", *words)
+    assert done.returncode == Exit.WRONG_DATA, done.stderr
+    wrong = [one for one in records(ran / "planted.jsonl") if one["status"] != "skipped"]
+    assert [(one["status"], one["wrong"]) for one in wrong] == [("wrong", 1)] * 2
+    assert all("first on rank 1 at 0" in str(one["note"]) for one in wrong)
+
+
+@pytest.mark.slow
+def test_nothing_is_compared_where_nobody_asks_for_it(place: Path, call: Call) -> None:
+    (place / "unchecked.toml").write_text(SUITE.replace("iters = 20", "iters = 20\ncheck = 0"))
+    words = ("-g", "2", "--inject", "corrupt:1", "--output", "unchecked.jsonl")
+    done = call("run", "unchecked.toml", *words)
+    assert done.returncode == 0, done.stderr
+    unchecked = [one for one in records(place / "unchecked.jsonl") if one["status"] == "ok"]
+    assert [one.get("wrong") for one in unchecked] == [None, None]
+
+
+@pytest.fixture
+def faulty(place: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A copy of the feature with a fault, under another name, and a suite of that name."""
+    name, package = request.param, place / "lib" / "collbench"
+    shutil.copytree(STRANGER, package / "features" / name)
+    for path in (package / "features" / name).glob("*.py"):
+        text = path.read_text().replace("pingpong", name)
+        path.write_text(text.replace(*FAULTY[name]) if path.stem == "trial" else text)
+    names = package / "features" / "__init__.py"
+    before = names.read_text()
+    add_name(package, name)
+    (place / f"{name}.toml").write_text(SUITE.replace("pingpong", name))
+    yield name
+    names.write_text(before)
+    shutil.rmtree(package / "features" / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", ["never_asks"], indirect=True)
+def test_a_kind_that_never_asks_for_planted_faults_gets_no_time(
+    place: Path, call: Call, faulty: str
+) -> None:
+    words = ("-g", "2", "--output", f"{faulty}.jsonl")
+    done = call("run", f"{faulty}.toml", *words, "--inject", "corrupt:1")
+    assert done.returncode == Exit.CANNOT_RUN, done.stderr
+    failed = [one for one in records(place / f"{faulty}.jsonl") if one["status"] == "failed"]
+    assert len(failed) == 2 and all(
+        "--inject planted nothing" in str(one["note"]) for one in failed
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", ["loses_messages"], indirect=True)
+def test_an_old_answer_is_no_right_one(place: Path, call: Call, faulty: str) -> None:
+    done = call("run", f"{faulty}.toml", "-g", "2", "--output", f"{faulty}.jsonl")
+    assert done.returncode == Exit.WRONG_DATA, done.stderr
 
 
 @pytest.mark.slow

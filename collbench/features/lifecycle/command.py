@@ -223,13 +223,14 @@ def make_suite(options: LifecycleOptions) -> Suite:
 
 def _refuse_faults(options: LifecycleOptions) -> None:
     """Raises UsageError for faults that a life has no place for, and options without effect."""
+    from collbench.features.lifecycle.request import LATE_HINT
     from collbench.suite.faults import parse_faults
 
     for fault in parse_faults(options.inject):
         if fault.kind != "late" or options.kills.kill is not None:
             raise UsageError(
                 f"--inject {fault.kind}: a life has no place for it",
-                "late:RANK:50ms delays a rank's init; --kill RANK kills one",
+                LATE_HINT,
             )
     if options.kills.kill is not None and (changed := list_changed(options.lives, "sizes")):
         raise UsageError(f"{changed[0]} has no effect with --kill", f"leave {changed[0]} out")

@@ -16,6 +16,7 @@ NOTIFIED = "notified"
 WAYS = ("rebuild", NOTIFIED, "shrink")
 MAX_KILL_SECONDS = 3600  # after all have loaded their library
 DEFAULT_CALLS, DEFAULT_LIMIT, WINDOW = 20, 30.0, 2.0
+LATE_HINT = "late:RANK:50ms delays a rank's init; --kill RANK kills one"  # where faults are planted
 SILENT = "silence"  # with which the reason of a failure begins that must not pass unseen
 
 # collectives that a life can call

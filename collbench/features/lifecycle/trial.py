@@ -18,7 +18,7 @@ from collbench.core.text import format_duration
 from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, RankLoss
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.request import SILENT, WINDOW, Life, Loss
+from collbench.features.lifecycle.request import LATE_HINT, SILENT, WINDOW, Life, Loss
 from collbench.features.lifecycle.torch_life import LOADED, LOOK, make_store
 from collbench.features.lifecycle.watching import (
     STARTING,
@@ -156,13 +156,11 @@ class LifeTrial(_Watcher):
                 "a life on MPI is started by an mpirun on one host, and these ranks are on several",
                 "measure it on one host",
             )
+        if any(fault.kind != "late" for fault in parse_faults(bench.policy.inject)):
+            raise CannotRun(f"--inject {bench.policy.inject}: a life can only be late", LATE_HINT)
         bench.board.enter(bench.rank, Phase.MEASURING)
         yield
-        delay = sum(
-            fault.amount
-            for fault in parse_faults(bench.policy.inject)
-            if fault.kind == "late" and fault.rank == bench.rank
-        )
+        delay = sum(fault.amount for fault in bench.list_faults())
         given = self._instruct(
             life.limit,
             collective=life.collective,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from collbench.core.errors import CannotRun
 from collbench.core.groups import Groups
 from collbench.records.types import Scheme
 from collbench.run import backends
-from collbench.run.backends import Backend
+from collbench.run.backends import Backend, do_nothing
 from collbench.run.launch.board import Board
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import Planted
 from collbench.run.rank.control import Control
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import Guard, Streak, Watch
-from collbench.suite.faults import parse_faults
+from collbench.suite.faults import Fault, parse_faults
 from collbench.suite.policy import Policy
 
 
@@ -27,7 +27,8 @@ class Bench(NamedTuple):
     ``ranks`` are those whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
     anyway. ``watch`` is of this rank's GPU, if it has one, and ``streak`` its guards'; ``in_turns``
-    and ``beside`` as in Plan; the ``calibrator`` is Protocol's.
+    and ``beside`` as in Plan; the ``calibrator`` is Protocol's. ``on_fault_query`` is called when a
+    trial asks for its faults.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Bench(NamedTuple):
     calibrator: Calibrator | None = None
     streak: Streak | None = None
     beside: bool = False
+    on_fault_query: Callable[[], object] = do_nothing
 
     def meet(self) -> None:
         """Bring all ranks' devices to the same point, and wait for this one's."""
@@ -53,15 +55,18 @@ class Bench(NamedTuple):
         """What judges a case's samples by the state of this rank's GPU; None on CPUs."""
         return Guard(self.watch, streak=self.streak) if self.backend.stream else None
 
+    def list_faults(self) -> list[Fault]:
+        """The faults that are to be planted on this rank (--inject)."""
+        self.on_fault_query()
+        return [fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank]
+
     def planted(self) -> Planted | None:
-        """The faults that are planted on this rank, if there are any."""
-        planted_here = [
-            fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank
-        ]
-        if not planted_here:
+        """What plants the faults of this rank in its calls; None where it has none."""
+        faults = self.list_faults()
+        if not faults:
             return None
         retract = partial(self.board.count_calls, self.rank, -1)
-        return Planted(planted_here, self.policy.seed, self.backend.finish, retract)
+        return Planted(faults, self.policy.seed, self.backend.finish, retract)
 
 
 class Sites:

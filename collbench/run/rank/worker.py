@@ -57,6 +57,9 @@ Emit = Callable[[World | Record], None]
 
 Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; nothing ends it
 
+# the note of a case whose trial never asked what is to be planted (Bench.planted)
+NEVER_ASKED = "--inject planted nothing, as {} cases have no place for it; leave --inject out"
+
 Turn = Callable[[int], object]  # at rank 0, wait for the turn of a world that is at a job
 
 
@@ -449,8 +452,12 @@ class Worker:
             copies_first=not case.subject and self._backend.copies_first(case),
         )
         emit = partial(self._send_interim, case, about)
+        queries: list[bool] = []
+        bench = bench._replace(on_fault_query=partial(queries.append, True))
         trial = runner_of(case).make_trial(bench, job, self._sites, emit)
         outcomes = yield from trial.run()
+        if self._policy.inject and not queries:
+            outcomes = [FailedCase(NEVER_ASKED.format(case.table.noun))] * len(case.siblings)
         return self._records(case, outcomes, tried)
 
     def _records(

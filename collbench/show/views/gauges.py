@@ -45,7 +45,7 @@ RUN_GAUGES = {
 
 def make_document(files: Sequence[RunFile]) -> Document:
     """The runs for monitoring alone: gauges."""
-    return Document(title="", gauges=list_run_gauges(files))
+    return Document(title="", brief=(), gauges=list_run_gauges(files))
 
 
 def list_run_gauges(files: Sequence[RunFile]) -> list[Gauge]:

@@ -216,6 +216,7 @@ def make_document(files: Sequence[RunFile], conclusion: Conclusion | None = None
     sections = [section for make in makers if (section := make(view)) is not None]
     return Document(
         title=_choose_title(view),
+        brief=(),
         verdict=verdict,
         weight=tone,
         runs=[_describe_run(view, i) for i in range(len(files))],

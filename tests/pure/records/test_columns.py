@@ -25,11 +25,11 @@ moves late_share
 
 
 def test_a_frame_has_these_columns_in_this_order() -> None:
-    assert [column.name for column in COLUMNS] == FRAME.split()
+    assert [column.name for column in COLUMNS] == FRAME.split(), "FRAME, above"
 
 
 def test_csv_and_json_have_these_columns_in_this_order() -> None:
-    assert list(words.COLUMNS) == TABLE.split()
+    assert list(words.COLUMNS) == TABLE.split(), "TABLE, above"
 
 
 def test_percentiles_say_how_many_samples_bound_them() -> None:

@@ -248,3 +248,14 @@ def test_what_is_to_be_installed_is_code(text: str, code: list[str]) -> None:
     marked = mark_installs(text)
     assert [span.text for span in marked.spans if span.code] == code
     assert str(marked) == text
+
+
+def test_a_document_says_what_a_terminal_shows() -> None:
+    with pytest.raises(TypeError, match="brief"):
+        Document(title="x", verdict="y")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("cell", [5, 0.5, None])
+def test_a_cell_that_is_no_text_is_refused_where_its_line_is_made(cell) -> None:
+    with pytest.raises(TypeError, match=f"a cell of a table is text or Words, not {cell}"):
+        Line(("a", cell))

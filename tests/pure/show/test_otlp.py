@@ -49,7 +49,7 @@ def find_faults(value: Any, kind: Any) -> list[str]:
 
 
 def lines(*made: Gauge) -> list[dict[str, Any]]:
-    text = otlp.render_otlp(Document(title="", gauges=[*made]))
+    text = otlp.render_otlp(Document(title="", brief=(), gauges=[*made]))
     found = [json.loads(line) for line in text.splitlines()]
     assert [fault for line in found for fault in find_faults(line, "data")] == []
     return found
@@ -109,7 +109,7 @@ def test_many_values_take_several_lines_which_the_collector_can_read() -> None:
     count = 3 * otlp.LINE_POINTS
     labels = gauges.label_case(case(64, env=(("A", "x" * 500),)))
     made = Gauge("collbench_a", "A.", [({**labels, "n": str(n)}, n) for n in range(count)])
-    text = otlp.render_otlp(Document(title="", gauges=[made]))
+    text = otlp.render_otlp(Document(title="", brief=(), gauges=[made]))
     assert max(map(len, text.splitlines())) < 1 << 20
     points = [point for metric in metrics(made) for point in metric["gauge"]["dataPoints"]]
     assert [point["asDouble"] for point in points] == list(range(count))

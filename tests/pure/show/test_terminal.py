@@ -1141,7 +1141,7 @@ def test_csv_has_nothing_where_a_number_is_not_finite() -> None:
     told(Csv(out), [measured(a_case(), row={"lo": -math.inf, "hi": math.inf})])
     (row,) = csv.DictReader(io.StringIO(out.getvalue()))
     assert (row["lo"], row["hi"]) == ("", "") and float(row["median"]) > 0
-    document = Document(title="", rows=[{"a": math.inf, "b": 1.5}])
+    document = Document(title="", brief=(), rows=[{"a": math.inf, "b": 1.5}])
     assert as_csv(document) == "a,b\n,1.5\n"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from collbench.features.pingpong import KIND
 
 from collbench.core.errors import UsageError
+from collbench.features.pingpong import KIND
 
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 

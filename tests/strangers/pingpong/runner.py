@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from collbench.core.backend_info import backend_info
 from collbench.features.pingpong import KIND
 from collbench.features.pingpong.measurable import PingPong
-
-from collbench.core.backend_info import backend_info
 from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
@@ -18,7 +17,6 @@ from collbench.suite.policy import Policy
 
 if TYPE_CHECKING:
     from collbench.features.pingpong.trial import PingPongTrial
-
     from collbench.run.rank.bench import Bench, Sites
 
 

@@ -138,7 +138,7 @@ AMBIGUOUS = {  # references of all_reduce that add alike
 def test_references_that_add_alike(n: int) -> None:
     rows = [row for row in list_algorithms("all_reduce") if not Variant(row).refuse(n)]
     sets = dict.fromkeys(name_reference(row.name, n).references for row in rows)
-    assert list(sets) == AMBIGUOUS[n]
+    assert list(sets) == AMBIGUOUS[n], "AMBIGUOUS, above, has all of all_reduce"
 
 
 def test_a_balanced_sum_of_four_ranks_has_seven_names() -> None:

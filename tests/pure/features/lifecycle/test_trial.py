@@ -137,11 +137,14 @@ def run_life(backend: str, hosts: list[str], answers: list[Any], **fields: Any) 
     trial: Any = object.__new__(LifeTrial)
     trial._case = SimpleNamespace(n=2, backend=backend)
     trial._store, trial._beat = fields.pop("store", Store()), fields.pop("beat", int)
+    policy = SimpleNamespace(inject=fields.pop("inject", ""))
     vars(trial).update(fields)
     trial._life, trial._one_host = Life(world=2), len(set(hosts)) == 1
     board = SimpleNamespace(enter=lambda *_: None)
-    policy = SimpleNamespace(inject="")
-    trial._bench = SimpleNamespace(rank=1, control=SecondOfTwo(answers), board=board, policy=policy)
+    control, faults = SecondOfTwo(answers), list[Any]
+    trial._bench = SimpleNamespace(
+        rank=1, control=control, board=board, policy=policy, list_faults=faults
+    )
     trial._instruct = lambda *_, **__: None
     return without_pause(trial.run())
 
@@ -149,6 +152,11 @@ def run_life(backend: str, hosts: list[str], answers: list[Any], **fields: Any) 
 def test_mpi_is_not_started_by_an_mpirun_of_one_host_for_ranks_of_two() -> None:
     with pytest.raises(CannotRun, match="these ranks are on several"):
         run_life("mpi", ["a", "b"], [None, {}])
+
+
+def test_a_suite_plants_no_fault_in_a_life_but_a_late_rank() -> None:
+    with pytest.raises(CannotRun, match="--inject corrupt:1: a life can only be late"):
+        run_life("gloo", ["a", "a"], [None, {}], inject="corrupt:1")
 
 
 def test_all_ranks_hear_that_rank_0_has_no_mpirun() -> None:

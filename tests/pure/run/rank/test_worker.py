@@ -19,11 +19,15 @@ from collbench.run.launch.board import Board
 from collbench.run.pace import BudgetPace, Pace
 from collbench.run.plan import plan_worlds
 from collbench.run.rank import worker
+from collbench.run.rank.bench import Bench
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import Cores
+from collbench.run.rank.measure import Steps
+from collbench.run.rank.outcome import AboutCase, FailedCase
 from collbench.run.rank.worker import Place, Worker
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from tests.helpers.steps import without_pause
 
 RIGHT = Case(collective="all_reduce", backend="gloo", n=2, nbytes=64, op="sum")
 BARRIER = Case(collective="barrier", backend="gloo", n=2, nbytes=0)
@@ -195,3 +199,36 @@ def test_data_is_cold_where_it_outgrows_the_cache_of_the_device_that_was_opened(
 )
 def test_nccl_refuses_by_its_own_code_not_by_what_cuda_said(message: str, refused: bool) -> None:
     assert bool(worker.REFUSED.match(message)) == refused
+
+
+class Asking:
+    """A trial, and its runner: without a time, it asks for planted faults or does not."""
+
+    def __init__(self, asks: bool) -> None:
+        self._asks = asks
+
+    def make_trial(self, bench: Bench, *_: object) -> Asking:
+        if self._asks:
+            bench.planted()
+        return self
+
+    def run(self) -> Steps[list[FailedCase]]:
+        yield
+        return [FailedCase("no samples")]
+
+
+@pytest.mark.parametrize("inject", ["", "corrupt:1"])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_trial_that_never_asks_for_the_faults_of_inject_gets_no_time(
+    monkeypatch: pytest.MonkeyPatch, asks: bool, inject: str
+) -> None:
+    monkeypatch.setattr(worker, "runner_of", lambda case: Asking(asks))
+    made: Any = Worker.__new__(Worker)
+    made._policy, made.setup, made._sites = Policy(inject=inject), Place(0, 2, 0, 2, "local"), None
+    made._backend = Base()
+    board = Board.create(1)[0]
+    bench = Bench(0, [0], made._backend, Control(0, 1), board, made._policy, "barrier", None)
+    job = Job(RIGHT, 1, "hot")
+    (record,) = without_pause(made._measured(job, bench, AboutCase(0, "", inject)))
+    told = "--inject planted nothing" in record.note
+    assert (record.status, told) == ("failed", bool(inject) and not asks)

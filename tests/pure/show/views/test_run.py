@@ -113,7 +113,7 @@ def sound(document: Document) -> None:
     """All sections stand in order with something to say, all figures are JSON that plotly can
     draw."""
     shown = [found.name for found in document.sections]
-    ordered = [name for name in shown if name != "left-out"]
+    ordered = [name for name in shown if name in NAMES]
     assert ordered == [name for name in NAMES if name in shown] and set(shown) >= ALWAYS
     names = [(found.name, figure.name) for found in document.sections for figure in found.figures]
     assert len(names) == len(set(names))
@@ -177,6 +177,12 @@ ODD: dict[str, list[RunFile]] = {
     "same tag": [run(ok(), tag="t"), run(ok(), tag="t", id="r2")],
     "all kinds": [run(ok(), PREDICTED, FAILED, WRONG, SKIPPED, BARRIER, ALONE)],
 }
+
+
+def test_the_order_of_all_sections_is_known() -> None:
+    runs = [*ODD.values(), [run(*sweep(), *sweep(algorithm="ring"))]]
+    every = {name for files in runs for name in shown(sections.make_document(files))}
+    assert every - {*NAMES, "left-out"} == set(), "a new section: its place in NAMES, above"
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collbench.run.backends.saboteur import Sabotage
-
 from collbench.run.backends._shm import SharedMemory
+from collbench.run.backends.saboteur import Sabotage
 
 
 class Saboteur(Sabotage, SharedMemory):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import quick_interpreter
 import triton.language as tl
-from collbench.run.backends.saboteur import Sabotage
 
 from collbench.run.backends import _kernel, _symm
+from collbench.run.backends.saboteur import Sabotage
 
 
 class Saboteur(Sabotage, _symm.Symmetric):

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from collbench.run.backends.timed import Timed
 
 from collbench.run.backends import Call
+from collbench.run.backends.timed import Timed
 from collbench.suite.case import Case
 
 
