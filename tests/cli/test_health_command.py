@@ -595,6 +595,21 @@ def test_a_level_that_rose_says_since_when(said: Said, home: Path) -> None:
     assert "all_reduce" in found[0]["subject"]["name"]
 
 
+@pytest.mark.parametrize("slow", [3, 4])
+def test_rows_of_a_level_that_rose_are_not_also_slower_since_tonight(
+    said: Said, home: Path, slow: int
+) -> None:
+    nights(home, [1.0] * 12 + [1.2] * slow)
+    code, out, _ = said("--format", "json")
+    assert (code, {one["since"] for one in history_of(out)[1]}) == (Exit.BAD, {"2026-01-13"})
+
+
+def test_a_night_slower_than_a_level_that_rose_is_found_too(said: Said, home: Path) -> None:
+    nights(home, [1.0] * 12 + [1.12] * 8 + [1.3])
+    _, out, _ = said("--format", "json")
+    assert {one["since"] for one in history_of(out)[1]} == {"2026-01-13", "tonight"}
+
+
 def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
