@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENDED, ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
+from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
 from forked import Server
 
 from collbench.cli import main as commands
@@ -191,9 +191,15 @@ def test_a_plugin_says_unknown_once_this_host_is_no_longer_measured(
     assert ended == code and out.startswith(f"COLLBENCH {text}")
 
 
-def test_a_plugins_line_has_the_day_of_the_night(said: Said, home: Path) -> None:
+def test_a_plugins_line_names_the_night_as_the_history_does(said: Said, home: Path) -> None:
     kept_today(home, "20260102-night", environment.host_name())
-    assert said("--nagios", "--no-history")[1].startswith(f"COLLBENCH OK - {ENDED.ended[:10]}: ")
+    day = (datetime.now(UTC) - timedelta(hours=12)).date().isoformat()
+    assert said("--nagios", "--no-history")[1].startswith(f"COLLBENCH OK - night {day}: ")
+
+
+def test_a_verdict_has_the_night_of_its_runs(said: Said, home: Path) -> None:
+    kept(home, started="2026-12-01T02:17:00+00:00")
+    assert json.loads(said("--no-history", "--format", "json")[1])["night"] == "2026-11-30"
 
 
 def test_a_night_on_a_busy_machine_is_not_healthy_without_that_word(said: Said, home: Path) -> None:
