@@ -54,7 +54,9 @@ def runs(options: RunsOptions) -> None:
     outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
     refuse_deleting_all(options.words or [], options.delete, options.yes)
     names = name_by_age(store.list_saved())
-    every = [path for path in names if matches_words(path, options.words or [])]
+    unreadable = store.list_unreadable([*names])
+    readable = [path for path in names if path not in unreadable]
+    every = [path for path in readable if matches_words(path, options.words or [])]
     outlines, damaged = {}, {}
     count = options.last or (len(every) if options.delete else SHOWN)
     selected = every[-count:]
@@ -63,16 +65,15 @@ def runs(options: RunsOptions) -> None:
             outlines[path] = names[path], run_file.read_outline(path)
         except CollbenchError as e:
             damaged[path] = e.message
-    document = saved_runs.list_saved([*outlines.values()], len(every))
+    document = saved_runs.list_saved([*outlines.values()], len(every), len(damaged))
     if options.output_format != "table":
         outputs.deliver_document(document, options.output_format)
     elif selected:
         terminal.print_blocks(*document.brief)
-    elif names:
-        terminal.print_blocks(
-            f"none of {format_count(len(names), 'saved run')} has {' '.join(options.words or [])}"
-        )
-    else:
+    elif readable:
+        saved = format_count(len(readable), "saved run")
+        terminal.print_blocks(f"none of {saved} has {' '.join(options.words or [])}")
+    elif not names:
         terminal.print_blocks("no run is saved yet under " + code_text(str(files.home_folder())))
     for path, message in damaged.items():
         if options.delete:
@@ -81,6 +82,11 @@ def runs(options: RunsOptions) -> None:
             print_message(f"left out: {message}")
     if options.delete and outlines:
         delete_runs([*outlines], options.yes)
+    if unreadable:
+        error = store.make_unreadable_error(unreadable, len(names))
+        if not readable:
+            raise error
+        print_message(error.message, error.hint)
 
 
 def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:

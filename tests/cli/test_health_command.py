@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import sqlite3
 import sys
@@ -765,6 +766,38 @@ def kept_today(home: Path, name: str, host: str, days: int = 0, **fields: Any) -
 def test_a_night_of_today_is_not_said_to_be_old(said: Said, home: Path) -> None:
     kept_today(home, "20260102-night", environment.host_name())
     assert said("--no-history", "--format", "json")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "shown"), [((), Exit.CANNOT_RUN, 2), (("--nagios",), 3, 1)]
+)
+def test_a_night_that_may_not_be_read_is_not_said_to_be_absent(
+    said: Said,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Sequence[str],
+    code: int,
+    shown: int,
+) -> None:
+    def refuse(path: Path) -> None:
+        raise CannotRun(f"cannot read {path}: Permission denied")
+
+    kept(home)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(run_file, "read_run", refuse)
+    result = said("--no-history", *words)
+    assert result[0] == code and "1 of 1 saved run cannot be read: " in result[shown]
+
+
+def test_a_night_that_may_be_read_is_judged_beside_one_that_may_not(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_today(home, "20260102-night", environment.host_name())
+    kept_today(home, "20260103-night", environment.host_name())
+    (home / "runs" / "20260103-night.jsonl").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, _: "20260103" not in str(path))
+    code, _, err = said("--no-history")
+    assert code == Exit.OK and "1 of 2 saved runs cannot be read: " in err
 
 
 def test_of_nights_of_many_hosts_this_hosts_own_is_judged_and_named(said: Said, home: Path) -> None:
