@@ -54,7 +54,7 @@ def runs(options: RunsOptions) -> None:
     outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
     refuse_deleting_all(options.words or [], options.delete, options.yes)
     names = name_by_age(store.list_saved())
-    unreadable = store.list_unreadable([*names])
+    unreadable = store.refuse_unreadable([*names])
     readable = [path for path in names if path not in unreadable]
     every = [path for path in readable if matches_words(path, options.words or [])]
     outlines, damaged = {}, {}
@@ -73,7 +73,7 @@ def runs(options: RunsOptions) -> None:
     elif readable:
         saved = format_count(len(readable), "saved run")
         terminal.print_blocks(f"none of {saved} has {' '.join(options.words or [])}")
-    elif not names:
+    else:
         terminal.print_blocks("no run is saved yet under " + code_text(str(files.home_folder())))
     for path, message in damaged.items():
         if options.delete:
@@ -82,11 +82,6 @@ def runs(options: RunsOptions) -> None:
             print_message(f"left out: {message}")
     if options.delete and outlines:
         delete_runs([*outlines], options.yes)
-    if unreadable:
-        error = store.make_unreadable_error(unreadable, len(names))
-        if not readable:
-            raise error
-        print_message(error.message, error.hint)
 
 
 def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:

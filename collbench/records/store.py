@@ -84,12 +84,22 @@ def list_saved() -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-def list_unreadable(paths: Sequence[Path]) -> list[Path]:
-    """Those of the files that this user may not read."""
+def refuse_unreadable(paths: Sequence[Path]) -> list[Path]:
+    """Those of the saved runs that this user may not read, of which it tells. Raises CannotRun
+    where there are no others."""
+    if unreadable := _list_unreadable(paths):
+        error = _make_unreadable_error(unreadable, len(paths))
+        if len(unreadable) == len(paths):
+            raise error
+        print_message(error.message, error.hint)
+    return unreadable
+
+
+def _list_unreadable(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if not os.access(path, os.R_OK)]
 
 
-def make_unreadable_error(unreadable: Sequence[Path], total: int, cause: str = "") -> CannotRun:
+def _make_unreadable_error(unreadable: Sequence[Path], total: int, cause: str = "") -> CannotRun:
     """The error on saved runs, of so many in all, that this user may not read."""
     which = f"{len(unreadable):,} of {format_count(total, 'saved run')} cannot be read"
     return CannotRun(
@@ -138,8 +148,8 @@ def find_run(name: str, running: bool = False) -> Path:
         )
     if name.endswith((".html", ".md")):
         raise UsageError(f"no run called '{name}'", f"a file to write is given by -o: -o {name}")
-    if unreadable := list_unreadable(runs):
-        raise make_unreadable_error(unreadable, len(runs), f"no run called '{name}', but ")
+    if unreadable := _list_unreadable(runs):
+        raise _make_unreadable_error(unreadable, len(runs), f"no run called '{name}', but ")
     raise UsageError(
         f"no run called '{name}'",
         "give a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",

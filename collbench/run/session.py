@@ -311,8 +311,8 @@ class _Session:
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
             notes = [note for _, note in self._outcomes]
-            cases = [job.case for job in self._prepared.jobs]
-            raise plan.nothing_runs(notes, self._order.command, cases)
+            dropped = [job.case for job in self._prepared.jobs]
+            raise plan.nothing_runs(notes, self._order.command, dropped)
         if "wrong" in statuses:
             return Exit.WRONG_DATA
         if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:

@@ -329,36 +329,18 @@ def find_gate_power(table: Sequence[Curve], files: Sequence[RunFile]) -> Power |
 
 
 def _last_night() -> str:
-    """The path of the last saved night (_find_last_night); "@last" where there is none, and that is
-    told. Raises NoVerdict, and CannotRun where there is none among the runs that may be read."""
-    from collbench.records import store
-
-    paths = store.list_saved()
-    night = _find_last_night(paths)
-    if unreadable := store.list_unreadable(paths):
-        error = store.make_unreadable_error(unreadable, len(paths))
-        if not night:
-            raise error
-        print_message(error.message, error.hint)
-    if not night:
-        print_message(
-            f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last;"
-            " collbench run nightly measures a night"
-        )
-    return night or "@last"
-
-
-def _find_last_night(paths: Sequence[Path]) -> str:
-    """The last of these runs that is of a nightly suite and has ended: of those of OWN_DAYS in
-    which this host has a rank, if there are any, else of all, and that is told; empty where there
-    is none. Raises NoVerdict where this host's only night, or the only one of all, is still
-    running."""
+    """The last saved run of a nightly suite that has ended: of those of OWN_DAYS in which this host
+    has a rank, if there are any, else of all, and that is told. Where there is none, the last run.
+    Raises NoVerdict where this host's only night, or the only one of all, is still running, and
+    CannotRun where this user may read no run."""
     from collbench.machine import environment
-    from collbench.records import run_file
+    from collbench.records import run_file, store
 
     host = environment.host_name()
     other: _SavedNight | None = None  # the last of other hosts
     running: list[_SavedNight] = []
+    paths = store.list_saved()
+    unreadable = store.refuse_unreadable(paths)
     for path in reversed(paths):
         with suppress(CollbenchError):  # what cannot be read is no night
             run = run_file.read_run(path)
@@ -383,7 +365,11 @@ def _find_last_night(paths: Sequence[Path]) -> str:
             run_file.describe_running((running_here or running)[0].path),
             f"judge it once it has ended: no other night{which * bool(running_here)} is saved",
         )
-    return ""
+    print_message(
+        f"no run of a suite with the tag {NIGHTLY} is saved{' and readable' * bool(unreadable)}:"
+        " this is about @last; collbench run nightly measures a night"
+    )
+    return "@last"
 
 
 class _SavedNight(NamedTuple):

@@ -339,6 +339,7 @@ class Book:
             complaint = str(e)
             hint = "is it a history, and may you write there?"
             if "readonly" in complaint:
+                complaint = "this user may not write it"
                 hint = "run this as its owner, or choose another file with --history"
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"

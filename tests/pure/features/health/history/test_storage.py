@@ -135,7 +135,7 @@ def test_a_run_is_not_added_by_a_user_who_may_only_read(
     path = str(tmp_path / "history.sqlite")
     storage.Book(path).close()
     another_user()
-    with storage.Book(path) as book, pytest.raises(CannotRun, match="readonly") as caught:
+    with storage.Book(path) as book, pytest.raises(CannotRun, match="may not write it") as caught:
         book.add(dated(1, {case(): 1e6}))
     assert caught.value.hint.startswith("run this as its owner")
 
