@@ -54,7 +54,9 @@ def runs(options: RunsOptions) -> None:
     outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
     refuse_deleting_all(options.words or [], options.delete, options.yes)
     names = name_by_age(store.list_saved())
-    every = [path for path in names if matches_words(path, options.words or [])]
+    unreadable = store.refuse_unreadable([*names])
+    readable = [path for path in names if path not in unreadable]
+    every = [path for path in readable if matches_words(path, options.words or [])]
     outlines, damaged = {}, {}
     count = options.last or (len(every) if options.delete else SHOWN)
     selected = every[-count:]
@@ -63,15 +65,14 @@ def runs(options: RunsOptions) -> None:
             outlines[path] = names[path], run_file.read_outline(path)
         except CollbenchError as e:
             damaged[path] = e.message
-    document = saved_runs.list_saved([*outlines.values()], len(every))
+    document = saved_runs.list_saved([*outlines.values()], len(every), len(damaged))
     if options.output_format != "table":
         outputs.deliver_document(document, options.output_format)
     elif selected:
         terminal.print_blocks(*document.brief)
-    elif names:
-        terminal.print_blocks(
-            f"none of {format_count(len(names), 'saved run')} has {' '.join(options.words or [])}"
-        )
+    elif readable:
+        saved = format_count(len(readable), "saved run")
+        terminal.print_blocks(f"none of {saved} has {' '.join(options.words or [])}")
     else:
         terminal.print_blocks("no run is saved yet under " + code_text(str(files.home_folder())))
     for path, message in damaged.items():

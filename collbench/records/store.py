@@ -84,6 +84,30 @@ def list_saved() -> list[Path]:
     return sorted(folder / name for name in names)
 
 
+def refuse_unreadable(paths: Sequence[Path]) -> list[Path]:
+    """Those of the saved runs that this user may not read, of which it tells. Raises CannotRun
+    where there are no others."""
+    if unreadable := _list_unreadable(paths):
+        error = _make_unreadable_error(unreadable, len(paths))
+        if len(unreadable) == len(paths):
+            raise error
+        print_message(error.message, error.hint)
+    return unreadable
+
+
+def _list_unreadable(paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if not os.access(path, os.R_OK)]
+
+
+def _make_unreadable_error(unreadable: Sequence[Path], total: int, cause: str = "") -> CannotRun:
+    """The error on saved runs, of so many in all, that this user may not read."""
+    which = f"{len(unreadable):,} of {format_count(total, 'saved run')} cannot be read"
+    return CannotRun(
+        f"{cause}{which}: {unreadable[0]}: Permission denied",
+        "run this as the owner of these files, or have the owner make them readable (chmod)",
+    )
+
+
 def quote_run_name(path: Path) -> str:
     """A run's name, quoted for a shell."""
     return shlex.quote(run_name(path))
@@ -92,17 +116,11 @@ def quote_run_name(path: Path) -> str:
 def find_run(name: str, running: bool = False) -> Path:
     """The file a person means by a path, ``@last``, a run's id (its beginning or end), or a tag;
     of several the last, or with ``~1`` … the one so many before it. ``@last`` has ended, or may be
-    ``running``. Raises UsageError and NoVerdict."""
+    ``running``. Raises UsageError and NoVerdict, and CannotRun where it may be one of those that
+    this user may not read."""
     if os.path.isfile(name):  # noqa: PTH113 - Path's raises for a name that is too long
         return Path(name)
     runs = list_saved()
-    if not runs:
-        hint = (
-            "measure one, as with collbench all_reduce, or make one of a log with collbench import"
-        )
-        raise UsageError(
-            f"no run called '{name}': no run is saved yet under {files.home_folder()}", hint
-        )
     stem, tilde, back = name.rpartition("~")
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, steps_back in tries:
@@ -114,8 +132,24 @@ def find_run(name: str, running: bool = False) -> Path:
         if matching:
             only = format_count(len(matching), "run")
             raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
+    if os.path.isdir(name):  # noqa: PTH112
+        folder = shlex.quote(name.rstrip("/") or name)
+        raise UsageError(
+            f"no run called '{name}': it is a folder",
+            f"name its runs, as in {folder}/*.jsonl; of one run a node, collbench health --fleet"
+            f" {folder}",
+        )
+    if not runs:
+        hint = (
+            "measure one, as with collbench all_reduce, or make one of a log with collbench import"
+        )
+        raise UsageError(
+            f"no run called '{name}': no run is saved yet under {files.home_folder()}", hint
+        )
     if name.endswith((".html", ".md")):
         raise UsageError(f"no run called '{name}'", f"a file to write is given by -o: -o {name}")
+    if unreadable := _list_unreadable(runs):
+        raise _make_unreadable_error(unreadable, len(runs), f"no run called '{name}', but ")
     raise UsageError(
         f"no run called '{name}'",
         "give a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -215,22 +215,27 @@ REMEDIES = {  # by words of the reason
     "needs a reduction": f"name one (-o): {', '.join(OPS)}",
     "integers only": "use -d int32, or another reduction (-o sum)",
     "no in-place form": "use --place out",
-    NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take), or take fewer sizes or"
-    " collectives, of a step fewer --layers or a smaller --scale",
+    NO_TIME_LEFT: "set a longer --budget (--dry-run says what cases take)",
     "needs a power of two": "choose another number of ranks (-g), or another algorithm (--algo)",
     "has no algorithm": "collbench list shows which collective has which",
 }
 
 
-def nothing_runs(notes: Sequence[str], command: Sequence[str] = ()) -> CannotRun:
+def nothing_runs(
+    notes: Sequence[str], command: Sequence[str] = (), cases: Iterable[Case] = ()
+) -> CannotRun:
     """The error that is raised where every case of a run with this command line is skipped: the
-    first reason, how many others there are, and a hint."""
+    first reason, how many others there are, and a hint, which of a budget says what makes these
+    ``cases`` shorter."""
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
     reasons = reasons or ["nothing is recorded of any"]
     more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
-    result = "was measured" if reasons[0].startswith(NO_TIME_LEFT) else "can run here"
+    is_late = reasons[0].startswith(NO_TIME_LEFT)
+    result = "was measured" if is_late else "can run here"
     hint = next(
         (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
         "collbench doctor says what runs here, collbench list what there is",
     )
+    if is_late:
+        hint = "; ".join(dict.fromkeys([hint, *(runner_of(case).remedy for case in cases)]))
     return CannotRun(f"no case {result}: {reasons[0]}{more}", replace_options(hint, command))

@@ -185,7 +185,9 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     session.begin()
     reporter.end(order.resumed.end, path)
     if not measured:
-        raise plan.nothing_runs([record.note for record in order.resumed.records], order.command)
+        records = order.resumed.records
+        cases = [record.case for record in records]
+        raise plan.nothing_runs([record.note for record in records], order.command, cases)
     return session.verdict()
 
 
@@ -309,7 +311,8 @@ class _Session:
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
             notes = [note for _, note in self._outcomes]
-            raise plan.nothing_runs(notes, self._order.command)
+            dropped = [job.case for job in self._prepared.jobs]
+            raise plan.nothing_runs(notes, self._order.command, dropped)
         if "wrong" in statuses:
             return Exit.WRONG_DATA
         if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:
@@ -404,7 +407,7 @@ class _Session:
 
     def _drop(self, job: Job) -> None:
         """Record that there is no time for a job; where an earlier part has samples, they stay."""
-        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
+        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough for all cases"
         for case in job.case.siblings:
             if record := self._earlier.cut_records.get(case):
                 self._announce(record)

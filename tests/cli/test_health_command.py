@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import sqlite3
 import sys
@@ -19,7 +20,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENDED, ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
+from factories import ENVIRONMENT, NIGHTLY, SUITE, night, nightly, ranks, saved
 from forked import Server
 
 from collbench.cli import main as commands
@@ -191,9 +192,15 @@ def test_a_plugin_says_unknown_once_this_host_is_no_longer_measured(
     assert ended == code and out.startswith(f"COLLBENCH {text}")
 
 
-def test_a_plugins_line_has_the_day_of_the_night(said: Said, home: Path) -> None:
+def test_a_plugins_line_names_the_night_as_the_history_does(said: Said, home: Path) -> None:
     kept_today(home, "20260102-night", environment.host_name())
-    assert said("--nagios", "--no-history")[1].startswith(f"COLLBENCH OK - {ENDED.ended[:10]}: ")
+    day = (datetime.now(UTC) - timedelta(hours=12)).date().isoformat()
+    assert said("--nagios", "--no-history")[1].startswith(f"COLLBENCH OK - night {day}: ")
+
+
+def test_a_verdict_has_the_night_of_its_runs(said: Said, home: Path) -> None:
+    kept(home, started="2026-12-01T02:17:00+00:00")
+    assert json.loads(said("--no-history", "--format", "json")[1])["night"] == "2026-11-30"
 
 
 def test_a_night_on_a_busy_machine_is_not_healthy_without_that_word(said: Said, home: Path) -> None:
@@ -595,6 +602,21 @@ def test_a_level_that_rose_says_since_when(said: Said, home: Path) -> None:
     assert "all_reduce" in found[0]["subject"]["name"]
 
 
+@pytest.mark.parametrize("slow", [3, 4])
+def test_rows_of_a_level_that_rose_are_not_also_slower_since_tonight(
+    said: Said, home: Path, slow: int
+) -> None:
+    nights(home, [1.0] * 12 + [1.2] * slow)
+    code, out, _ = said("--format", "json")
+    assert (code, {one["since"] for one in history_of(out)[1]}) == (Exit.BAD, {"2026-01-13"})
+
+
+def test_a_night_slower_than_a_level_that_rose_is_found_too(said: Said, home: Path) -> None:
+    nights(home, [1.0] * 12 + [1.12] * 8 + [1.3])
+    _, out, _ = said("--format", "json")
+    assert {one["since"] for one in history_of(out)[1]} == {"2026-01-13", "tonight"}
+
+
 def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,6 +766,38 @@ def kept_today(home: Path, name: str, host: str, days: int = 0, **fields: Any) -
 def test_a_night_of_today_is_not_said_to_be_old(said: Said, home: Path) -> None:
     kept_today(home, "20260102-night", environment.host_name())
     assert said("--no-history", "--format", "json")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "shown"), [((), Exit.CANNOT_RUN, 2), (("--nagios",), 3, 1)]
+)
+def test_a_night_that_may_not_be_read_is_not_said_to_be_absent(
+    said: Said,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Sequence[str],
+    code: int,
+    shown: int,
+) -> None:
+    def refuse(path: Path) -> None:
+        raise CannotRun(f"cannot read {path}: Permission denied")
+
+    kept(home)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(run_file, "read_run", refuse)
+    result = said("--no-history", *words)
+    assert result[0] == code and "1 of 1 saved run cannot be read: " in result[shown]
+
+
+def test_a_night_that_may_be_read_is_judged_beside_one_that_may_not(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_today(home, "20260102-night", environment.host_name())
+    kept_today(home, "20260103-night", environment.host_name())
+    (home / "runs" / "20260103-night.jsonl").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, _: "20260103" not in str(path))
+    code, _, err = said("--no-history")
+    assert code == Exit.OK and "1 of 2 saved runs cannot be read: " in err
 
 
 def test_of_nights_of_many_hosts_this_hosts_own_is_judged_and_named(said: Said, home: Path) -> None:

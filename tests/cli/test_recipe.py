@@ -461,6 +461,17 @@ def test_nothing_is_posted_where_nothing_is_wrong(
     assert (done.returncode, server.posts) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [("", "is not set"), ("hooks.example.org", "does not begin with https:// or http://")],
+)
+def test_a_webhook_without_an_address_says_what_is_wrong_with_it(
+    recipe: Callable[[str], Path], url: str, fault: str
+) -> None:
+    done = post(recipe("webhook"), url, as_json(verdict("node1")))
+    assert (done.returncode, done.stderr) == (2, f"webhook: COLLBENCH_WEBHOOK_URL {fault}\n")
+
+
 def test_a_webhook_that_refuses_is_told_without_its_address(
     recipe: Callable[[str], Path], server: Server
 ) -> None:

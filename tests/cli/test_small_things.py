@@ -4,12 +4,14 @@ any width."""
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import typer
+from factories import night, saved
 
 from collbench.cli.run import _measure_each
 from collbench.core.errors import Exit
@@ -77,6 +79,35 @@ def test_a_limit_is_a_time_as_everywhere(bare, command: tuple[str, ...], said: s
     done = bare(*command, "-T", said, "--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"-T {said}: must be at most 10000000" in done.stderr
+
+
+@pytest.fixture
+def two_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of two saved runs, of which the names of those that may be read begin with 2."""
+    for name in ("1-x", "2-x"):
+        saved(night(name=name), home)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name.startswith("2"))
+    return home / "runs"
+
+
+def test_runs_that_may_not_be_read_are_not_said_to_be_more(inside, two_runs: Path) -> None:
+    done = inside("runs")
+    assert done.returncode == 0 and "shows all" not in done.stdout
+    assert f"1 of 2 saved runs cannot be read: {two_runs}/1-x.jsonl: Perm" in done.stderr
+
+
+def test_where_no_run_may_be_read_that_is_an_error(inside, two_runs: Path) -> None:
+    (two_runs / "2-x.jsonl").unlink()
+    done = inside("runs")
+    assert (done.returncode, done.stdout) == (Exit.CANNOT_RUN, "")
+    assert "1 of 1 saved run cannot be read: " in done.stderr
+
+
+def test_a_damaged_run_is_none_that_another_list_shows(inside, home: Path) -> None:
+    saved(night(name="1-x"), home)
+    (home / "runs" / "2-x.jsonl").write_text("{}")
+    done = inside("runs")
+    assert "left out: " in done.stderr and "shows all" not in done.stdout
 
 
 @pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])

@@ -331,14 +331,17 @@ def find_gate_power(table: Sequence[Curve], files: Sequence[RunFile]) -> Power |
 def _last_night() -> str:
     """The last saved run of a nightly suite that has ended: of those of OWN_DAYS in which this host
     has a rank, if there are any, else of all, and that is told. Where there is none, the last run.
-    Raises NoVerdict where this host's only night, or the only one of all, is still running."""
+    Raises NoVerdict where this host's only night, or the only one of all, is still running, and
+    CannotRun where this user may read no run."""
     from collbench.machine import environment
     from collbench.records import run_file, store
 
     host = environment.host_name()
     other: _SavedNight | None = None  # the last of other hosts
     running: list[_SavedNight] = []
-    for path in reversed(store.list_saved()):
+    paths = store.list_saved()
+    unreadable = store.refuse_unreadable(paths)
+    for path in reversed(paths):
         with suppress(CollbenchError):  # what cannot be read is no night
             run = run_file.read_run(path)
             if NIGHTLY not in run.suite.tags:
@@ -363,8 +366,8 @@ def _last_night() -> str:
             f"judge it once it has ended: no other night{which * bool(running_here)} is saved",
         )
     print_message(
-        f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last;"
-        " collbench run nightly measures a night"
+        f"no run of a suite with the tag {NIGHTLY} is saved{' and readable' * bool(unreadable)}:"
+        " this is about @last; collbench run nightly measures a night"
     )
     return "@last"
 

@@ -74,7 +74,8 @@ class Checked(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a night comes to. ``injected`` names a fault that was planted, and marks every output.
-    ``fake``: a run was on fake GPUs. ``ended`` is when the last of the runs did, or was begun.
+    ``fake``: a run was on fake GPUs. ``ended`` is when the last of the runs did, or was begun, and
+    ``night`` the day of the night that it is of, as the history has it (history.nights.Night).
     ``judged_hosts`` are those of a fleet that had a verdict; None where it is of all ``hosts``.
     ``busy`` says that others used the machines, which fails nothing, or is empty."""
 
@@ -88,6 +89,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Sequence[str] = ()
     judged_hosts: Sequence[str] | None = None
     ended: str = ""
+    night: str = ""
     busy: str = ""
 
     @property

@@ -25,9 +25,10 @@ SAVED = (  # columns of saved runs
 ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
 
 
-def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document:
+def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0, damaged: int = 0) -> Document:
     """Saved runs, oldest first: the name by which each is found (none while it is running), and how
-    it ended. ``total`` counts those that are not listed, too."""
+    it ended. ``total`` counts those that are not listed, too, and ``damaged`` those of them that
+    never are."""
     heads = tuple(column.head for column in SAVED)
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:
@@ -47,7 +48,9 @@ def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document
         cells: list[Cell] = [*names, *details]
         lines.append(Line(cells, single=True))
     more = (
-        f"{len(files):,} of {total:,} runs; --last {total} shows all" if total > len(files) else ""
+        f"{len(files):,} of {total:,} runs; --last {total} shows all"
+        if total > len(files) + damaged
+        else ""
     )
     table = Table(columns=SAVED, lines=lines, note=more)
     return Document(

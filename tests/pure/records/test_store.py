@@ -635,3 +635,21 @@ def test_a_run_that_cannot_even_begin_leaves_no_empty_file(
 
 def test_a_line_that_ranks_may_send_can_be_read() -> None:
     assert run_file.MOST_LINE >= LINE_LIMIT
+
+
+def test_a_tag_that_no_readable_run_has_may_be_that_of_another(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x")).close()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(CannotRun, match="no run called 'mine', but 1 of 1 saved run cannot be"):
+        store.find_run("mine")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_folder_given_as_a_run_is_said_to_be_one(home: Path, tmp_path: Path, saved: bool) -> None:
+    if saved:
+        run_file.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x")).close()
+    with pytest.raises(UsageError, match="it is a folder") as caught:
+        store.find_run(f"{tmp_path}/")
+    assert f"collbench health --fleet {tmp_path}" in caught.value.hint

@@ -93,6 +93,15 @@ def test_a_run_of_which_nothing_is_recorded_says_so() -> None:
     assert "nothing is recorded" in plan.nothing_runs([]).message
 
 
+def test_the_hint_on_a_short_budget_is_of_the_kind_of_case() -> None:
+    def hint(what: Case) -> str:
+        note = "dropped for --budget 9s: not enough for all cases"
+        return plan.nothing_runs([note], cases=[what]).hint
+
+    assert hint(factories.case()).endswith("; smaller sizes (-e) take less")
+    assert "fewer --layers" in hint(factories.case(8, "step", subject="s", dtype="uint8"))
+
+
 def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:
     (job, *_), policy = jobs(CYCLES), Policy(max_seconds=2.0)
     guess, most = plan.estimate_seconds(job, policy), plan.estimate_seconds(job, policy, most=True)

@@ -591,7 +591,7 @@ def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
 
 
 def test_what_a_budget_left_no_time_for_is_named() -> None:
-    note = "dropped for --budget 10s: not enough of it left"
+    note = "dropped for --budget 10s: not enough for all cases"
     left_out = [
         Record(case=a_case(nbytes=8 << 20, cycle=c), status="skipped", note=note) for c in (0, 1)
     ]

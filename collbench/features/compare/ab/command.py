@@ -301,7 +301,7 @@ def _show_plan(order: Order) -> None:
     terminal.print_blocks(*sides, *listed, *times, *fake)
     refuse_nothing(rows, skips, order.command)
     if not expected.rows:
-        raise plan.nothing_runs([expected.reason], order.command)
+        raise plan.nothing_runs([expected.reason], order.command, cases)
 
 
 def _describe_time(order: Order, expected: Forecast) -> str:

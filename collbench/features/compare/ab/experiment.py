@@ -358,7 +358,8 @@ class Experiment:
                 for case in row.jobs[name].case.siblings if row not in affordable else ():
                     side.keep(Record(case=case, status="skipped", note=note))
         if not affordable and not any(self._done.values()):
-            raise plan.nothing_runs([note], self._order.command)
+            cases = [job.case for row in rows for job in row.jobs.values()]
+            raise plan.nothing_runs([note], self._order.command, cases)
         return affordable
 
     def _time_left(self) -> float:

@@ -36,9 +36,9 @@ from collbench.suite.case_words import describe_case
 
 def check_data(night: Night) -> CheckResult:
     """Every element that came out wrong, by the rank that has the first of each case."""
-    checked = sum(entry.record.checked for entry in night.records)
     wrong = [entry for entry in night.records if entry.record.status == "wrong"]
-    if not checked and not wrong:
+    compared = [e for e in night.records if e.record.checked or e.record.status == "wrong"]
+    if not compared:
         return CheckResult(missing="nothing verified yet")
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
     for entry in wrong:
@@ -47,8 +47,8 @@ def check_data(night: Night) -> CheckResult:
             locate_rank(entry.world, first.rank) if first else Subject("cluster", "unknown rank")
         ].append(entry)
     return CheckResult(
-        f"{checked:,} elements of {format_count(len(night.records), 'record')} compared bit for"
-        " bit",
+        f"{sum(entry.record.checked for entry in compared):,} elements of"
+        f" {format_count(len(compared), 'record')} compared bit for bit",
         [_find_wrong(subject, members) for subject, members in by_subject.items()],
     )
 
@@ -182,10 +182,13 @@ def check_completeness(night: Night) -> CheckResult:
     skipped = Counter(
         entry.record.note for entry in night.records if entry.record.status == "skipped"
     )
+    broken = len(failed) - empty
     note = (
-        f"{format_count(len(night.records) - skipped.total(), 'case')} of"
+        f"{format_count(len(night.records) - skipped.total() - broken, 'case')} of"
         f" {format_count(len(night.files), 'run')} ended"
     )
+    note += f"; {format_count(broken, 'case')} failed" * bool(broken)
+    note += f"; {format_count(len(short), 'run')} did not come to an end" * bool(short)
     note += f"; {format_count(empty, 'case')} without a valid sample" * bool(empty)
     note += "".join(
         f"; {times:,} skipped: {plain_line(why)}" for why, times in skipped.most_common(2)

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from collbench.features.health.findings import Evidence
+from collbench.features.health.history.nights import look_up_night
 from collbench.features.health.night import NightRecord, list_several, make_evidence
 from collbench.records.choice import describe_adding
 
@@ -21,8 +22,8 @@ class OrderedLaunch(NamedTuple):
 
     @property
     def day(self) -> str:
-        """The day on which its run began."""
-        return self.entry.file.run.started[:10]
+        """The day of its night, empty if unknown."""
+        return look_up_night(self.entry.file.run.started)
 
 
 def list_launches(entries: Iterable[NightRecord]) -> list[OrderedLaunch]:

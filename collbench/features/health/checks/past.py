@@ -20,6 +20,7 @@ from collbench.features.health.history.gates import LEARNING, PAST, RECENT, RERU
 from collbench.features.health.history.levels import WINDOW
 from collbench.features.health.history.outlook import Outlook, make_outlook
 from collbench.features.health.history.selection import select_rows
+from collbench.features.health.history.shifts import Shift
 from collbench.features.health.history.ways import find_current, find_past
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
@@ -117,7 +118,8 @@ def check_past(history: Known, fresh: Fresh | None, night: Night) -> CheckResult
             judged.append(gate)
         if point.valid and gate.state == "candidate":
             tau = history.taus[series.key]
-            candidates.append(Candidate(timing, point, before, tau, gate, way))
+            candidate = Candidate(timing, point, before, tau, gate, way)
+            candidates += [] if _is_explained(candidate, history) else [candidate]
     last = max((point.day for point in tonight.values()), default="")
     findings = [
         *find_lost(history.every, night.files, last),
@@ -217,6 +219,17 @@ def _list_taus(files: Sequence[RunFile]) -> dict[str, float]:
     return taus
 
 
+def _is_explained(candidate: Candidate, history: Known) -> bool:
+    """Whether a level that rose and stands says all of a candidate: tonight, its row is no slower
+    than in the nights since, by more than tau."""
+    for shift in _list_risen(history):
+        for row in shift.stands:
+            if (row.key, row.way) == (candidate.timing.case.key, candidate.way):
+                since = [n.value for n in row.nights if n.valid and n.day >= shift.day]
+                return candidate.night.value - stats.median(since) <= math.log1p(candidate.tau)
+    return False
+
+
 def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Finding]:
     """Only what is slow again in fresh launches is slow: on one night in many, some row is by
     chance."""
@@ -307,36 +320,40 @@ def _advise(rows: Sequence[nights_.Series], since: str, history: Known) -> str:
     )
 
 
-def _find_shifted(history: Known) -> list[Finding]:
+def _list_risen(history: Known) -> list[Shift]:
     """Levels that rose, on which neighbouring sizes agree, and that did not fall again."""
+    return [shift for shift in history.outlook.changed if shift.standing and shift.delta > 0]
+
+
+def _find_shifted(history: Known) -> list[Finding]:
+    """A finding for each level that rose and stands."""
     findings = []
-    for shift in history.outlook.changed:
-        if shift.standing and shift.delta > 0:
-            rows = [
-                Evidence(
-                    what=f"{describe_case(row.case)}: nights",
-                    value=len(row.nights),
-                    run=row.nights[-1].runs[-1],
-                    case=row.key,
-                )
-                for row in shift.stands
-            ]
-            kind = "part" if shift.stands[0].case.table.together else "size"
-            more = f" and {format_count(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
-            way = f" with {shift.stands[0].way}" if shift.stands[0].way else ""
-            cases = describe_case(shift.stands[0].case) + more
-            findings.append(
-                Finding(
-                    check="history",
-                    severity="warning",
-                    subject=Subject("collective", cases),
-                    since=shift.day,
-                    what=f"takes {shift.delta:.1%} longer{way}",
-                    advice=_advise(shift.stands, shift.day, history),
-                    evidence=rows,
-                    sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
-                )
+    for shift in _list_risen(history):
+        rows = [
+            Evidence(
+                what=f"{describe_case(row.case)}: nights",
+                value=len(row.nights),
+                run=row.nights[-1].runs[-1],
+                case=row.key,
             )
+            for row in shift.stands
+        ]
+        kind = "part" if shift.stands[0].case.table.together else "size"
+        more = f" and {format_count(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
+        way = f" with {shift.stands[0].way}" if shift.stands[0].way else ""
+        cases = describe_case(shift.stands[0].case) + more
+        findings.append(
+            Finding(
+                check="history",
+                severity="warning",
+                subject=Subject("collective", cases),
+                since=shift.day,
+                what=f"takes {shift.delta:.1%} longer{way}",
+                advice=_advise(shift.stands, shift.day, history),
+                evidence=rows,
+                sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
+            )
+        )
     return findings
 
 

@@ -19,6 +19,7 @@ from collbench.features.health.checks.guidelines import (
 )
 from collbench.features.health.checks.hosts import CheckResult
 from collbench.features.health.findings import Checked, Finding, Severity, State, Verdict
+from collbench.features.health.history.nights import look_up_night
 from collbench.features.health.night import LAUNCHES, Night
 from collbench.records.origins import is_fake
 from collbench.records.types import RunFile
@@ -157,6 +158,7 @@ def judge_night(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict
         injected=describe_injected(files),
         hosts=night.hosts,
         ended=max(map(_end_time, files)),
+        night=look_up_night(max(file.run.started for file in files)),
         busy=busy.of_files(files),
     )
 

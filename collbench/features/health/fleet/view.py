@@ -110,6 +110,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
         hosts=[node.host for node in fleet.nodes],
         judged_hosts=[node.host for node in fleet.judged if node.host not in unverified],
         ended=fleet.ended,
+        night=fleet.night,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -213,6 +214,13 @@ def narrow_fingerprint(name: str, facts: Mapping[str, Any], backend: str) -> str
 def night_of(started: str) -> str:
     """The night that a time (ISO, with its offset from UTC) belongs to. Raises UsageError."""
     return (_parse_time(started) - NOON).date().isoformat()
+
+
+def look_up_night(started: str) -> str:
+    """As night_of, but an empty string for what is no time."""
+    with suppress(UsageError):
+        return night_of(started)
+    return ""
 
 
 def find_night_before(nights: Sequence[Night], when: str) -> Night:

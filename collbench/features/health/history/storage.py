@@ -6,6 +6,7 @@ like.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -93,22 +94,29 @@ CASES = """SELECT key, spec FROM cases
 
 class Book:
     """An open history, in the file that is named, also as in ``sqlite:///FILE``. ``option`` names
-    it in hints: a command without it would find another."""
+    it in hints: a command without it would find another. A file that this user may only read is
+    opened for reading: what needs to write raises CannotRun."""
 
     def __init__(self, url: str = "", reading: bool = False) -> None:
         file = _find_file(url or os.environ.get("COLLBENCH_HISTORY", ""))
         self.name = variables.mask_text(f"sqlite:///{file}")
         self.option = f" --history {shlex.quote(variables.mask_text(url))}" if url else ""
+        self._read_only, where = False, file
         if file != MEMORY:
-            if reading and not Path(file).exists():
-                raise UsageError(
-                    f"no night is kept: there is no {file}",
-                    f"collbench history add @last{self.option} begins one",
-                )
+            if not _is_there(Path(file), self.name):
+                if reading:
+                    raise UsageError(
+                        f"no night is kept: there is no {file}",
+                        f"collbench history add @last{self.option} begins one",
+                    )
+                _make_file(Path(file), self.name)
             _refuse_large_file(file)
-            _touch_file(Path(file), self.name)
+            self._read_only = not os.access(file, os.W_OK)
+            where = f"{Path(file).absolute().as_uri()}?mode={'ro' if self._read_only else 'rw'}"
         with self._refuse_failures():
-            self._connection = sqlite3.connect(file, timeout=WAIT, isolation_level=None)
+            self._connection = sqlite3.connect(
+                where, timeout=WAIT, isolation_level=None, uri=file != MEMORY
+            )
         try:
             self._ready()
         except BaseException:
@@ -162,6 +170,11 @@ class Book:
                 for number in launch
             ],
         }
+        with self._transaction() as to:
+            query = "SELECT key, launch FROM rows WHERE run = ?"
+            held = {*to.execute(query, [run.id]).fetchall()}
+        if held.issuperset((row["key"], row["launch"]) for row in lines["rows"]):
+            return False
         with self._transaction("BEGIN IMMEDIATE") as to:
             return [_insert(to, table, rows) for table, rows in lines.items()][-1] > 0
 
@@ -269,8 +282,15 @@ class Book:
         """Tables as this version knows them: made where there are none, migrated where they are
         older."""
         with self._transaction() as to:
-            if _read_version(to) == SCHEMA:
-                return
+            version = _read_version(to)
+        if version == SCHEMA:
+            return
+        if self._read_only and 0 < version < SCHEMA:
+            raise CannotRun(
+                f"{self.name} is of version {version} and has to be migrated to {SCHEMA}, which"
+                " needs permission to write it",
+                f"collbench history list{self.option}, run by its owner, migrates it",
+            )
         with self._transaction("BEGIN IMMEDIATE") as to:
             version = _read_version(to)
             if version > SCHEMA:
@@ -318,6 +338,9 @@ class Book:
         except sqlite3.Error as e:
             complaint = str(e)
             hint = "is it a history, and may you write there?"
+            if "readonly" in complaint:
+                complaint = "this user may not write it"
+                hint = "run this as its owner, or choose another file with --history"
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(f"history at {self.name}: {complaint}", hint) from None
@@ -375,8 +398,24 @@ def _find_file(text: str) -> str:
     return str(files.expand_path(path) if path else files.home_folder() / "history.sqlite")
 
 
-def _touch_file(path: Path, name: str) -> None:
-    """Make the file, which only its user may read, where there is none. Raises CannotRun."""
+def _is_there(path: Path, name: str) -> bool:
+    """Whether there is such a file. Raises CannotRun where this user may not read it."""
+    try:
+        path.stat()
+        if not os.access(path, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise CannotRun(
+            f"cannot read {name}: {e.strerror}",
+            "run this as its owner, or choose another file with --history",
+        ) from e
+    return True
+
+
+def _make_file(path: Path, name: str) -> None:
+    """Make the file, which only its user may read. Raises CannotRun."""
     try:
         if path.parent == files.home_folder():  # a folder that somebody names may be a slip
             files.make_folder(path.parent)

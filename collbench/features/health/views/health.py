@@ -381,16 +381,16 @@ def make_line(verdict: Verdict) -> str:
 
 
 def make_nagios(verdict: Verdict) -> tuple[int, str]:
-    """A plugin's exit code and line with the day and performance data: critical findings are
+    """A plugin's exit code and line with the night and performance data: critical findings are
     CRITICAL, others a WARNING."""
     code, word = (
         CRITICAL
         if any(f.severity == "critical" for f in verdict.findings)
         else NAGIOS[verdict.state]
     )
-    # which begins performance data
-    day = f"{plain_line(verdict.ended[:10])}: " if verdict.ended else ""
-    text = f"{describe_mark(verdict)}{day}{verdict.sentence}".replace("|", "/")
+    night = f"night {plain_line(verdict.night)}: " if verdict.night else ""
+    # "|" begins performance data
+    text = f"{describe_mark(verdict)}{night}{verdict.sentence}".replace("|", "/")
     data = " ".join(
         f"{severity}={number}" for severity, number in _count_severities(verdict).items()
     )

@@ -33,7 +33,8 @@ def main() -> int:
     options = parser.parse_args()
     url = os.environ.get("COLLBENCH_WEBHOOK_URL", "")
     if not url.startswith(("https://", "http://")):
-        print("webhook: COLLBENCH_WEBHOOK_URL is no address", file=sys.stderr)
+        fault = "does not begin with https:// or http://" if url else "is not set"
+        print(f"webhook: COLLBENCH_WEBHOOK_URL {fault}", file=sys.stderr)
         return 2
     try:
         verdict = json.load(sys.stdin)

@@ -1091,7 +1091,7 @@ def test_a_command_without_launches_is_to_be_started_so_often(name: str) -> None
 def cut_by_budget(measured: int, planned: int) -> RunFile:
     """A run of one row in so many launches, the last of which a budget dropped."""
     cases = [case(cycle=cycle) for cycle in range(planned)]
-    note = "dropped for --budget 9s: not enough of it left"
+    note = "dropped for --budget 9s: not enough for all cases"
     records = [record(each, world=at) for at, each in enumerate(cases[:measured])]
     records += [Record(case=each, status="skipped", note=note) for each in cases[measured:]]
     ranks = [

@@ -153,7 +153,7 @@ def test_a_collective_that_a_suite_has_no_more_is_no_loss() -> None:
 
 @pytest.mark.parametrize(
     ("note", "number"),
-    [("dropped for --budget 60s: not enough of it left", 0), ("8 ranks need 8 GPUs: 7 here", 1)],
+    [("dropped for --budget 60s: not enough for all cases", 0), ("8 ranks need 8 GPUs: 7 here", 1)],
 )
 def test_rows_that_cannot_run_are_missing_and_those_without_time_are_not(
     note: str, number: int

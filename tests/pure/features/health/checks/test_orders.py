@@ -30,7 +30,7 @@ def ordered(*orders: str, bits: tuple[list[str], ...] = ()) -> Finding | None:
 def test_an_order_that_changed_is_told_with_the_launch_it_changed_at() -> None:
     finding = ordered("doubling swing", "ring", "ring", bits=(["aa"], ["bb"], ["bb"]))
     assert finding and finding.severity == "hint"
-    since = "adds as ring since launch 2 (2026-01-02), before as doubling +1"
+    since = "adds as ring since launch 2 (2026-01-01), before as doubling +1"
     assert finding.what.startswith("adds the same floats up to other bits launch by launch")
     assert finding.what.endswith(f"; {since}")
     first = finding.evidence[0]

@@ -191,6 +191,12 @@ def test_odd_nodes_of_a_folder_exit_1_and_are_named(said: Said, tmp_path: Path) 
     assert values["findings"][0]["severity"] == "warning"
 
 
+def test_a_fleets_verdict_has_the_night_of_its_page(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night")
+    _, values = fleet_values(said, str(tmp_path / "night"))
+    assert values["night"] == values["fleet"]["night"] != ""
+
+
 def test_a_healthy_fleet_exits_0(said: Said, tmp_path: Path) -> None:
     save_fleet(tmp_path / "night")
     code, out, _ = said(str(tmp_path / "night" / "*.jsonl"))
