@@ -265,7 +265,7 @@ def test_stage_two_alone_decides_what_it_measured() -> None:
 def test_a_stage_two_that_is_too_short_confirms_nothing() -> None:
     row = judged(*experiment({ROW: spread(0.12)}, {ROW: spread(0.12, 5)}))
     assert (row.verdict, row.stage, row.pairs) == ("SUSPECT", 1, 8)
-    assert "too few paired launches (5) for the 95.00%" in row.why
+    assert "too few pairs (5) for the 95.00%" in row.why
     many = dict.fromkeys(sized(8), spread(0.12))
     # 2 / 2^8 > 0.05 / 8
     found = compare(*experiment(many, dict.fromkeys(many, spread(0.12, 8))), Rules())
@@ -297,7 +297,7 @@ def test_fewer_than_six_rounds_tell_nothing(number: int) -> None:
         math.inf,
         Exit.NO_VERDICT,
     )
-    assert f"{number} paired launches: 6 are the fewest" in row.why
+    assert row.why.startswith(f"{number} pair") and ": 6 are the fewest" in row.why
     assert row.delta == pytest.approx(0.5, abs=0.05)
     msgspec.json.encode(found)
 
@@ -358,7 +358,7 @@ def test_fewer_than_half_of_the_rows_judged_is_said_first(
         assert found.reason.startswith(f"only {decided} of {decided + noisy} rows ") == few
 
 
-BUDGET = "dropped for --budget 60s: too short for 8 paired launches; --budget 3m holds all rows"
+BUDGET = "dropped for --budget 60s: too short for 8 pairs; --budget 3m holds all rows"
 
 
 @pytest.mark.parametrize("sides_", [("base", "head"), ("base",), ("head",)])
@@ -663,7 +663,7 @@ def test_times_are_per_call_and_launches_that_time_differently_many_calls_form_n
     found = compare(*experiment({ROW: spread(0)}, change=changed("head", inner=2)), Rules())
     assert (only(found).verdict, only(found).pairs) == ("INCONCLUSIVE", 0)
     assert "no round in which both sides were timed alike" in only(found).why
-    assert any("8 paired launches begun or timed in different ways" in note for note in found.notes)
+    assert any("8 pairs begun or timed in different ways" in note for note in found.notes)
 
 
 def test_sides_bound_the_median_of_launches() -> None:
@@ -682,7 +682,7 @@ def test_launches_that_started_differently_form_no_pair() -> None:
 
     found = compare(*experiment({ROW: spread(0)}, change=change), Rules())
     assert only(found).pairs == 6
-    assert any(note.startswith("left out: 2 paired launches") for note in found.notes)
+    assert any(note.startswith("left out: 2 pairs") for note in found.notes)
 
 
 # what compares

@@ -304,7 +304,7 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
         " same; 1 suspected, not confirmed; 1 invalid; 1 undecided: only changes above 14% would be"
         " detected"
     )
-    assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 paired launches · ")
+    assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 pairs · ")
     inline, folded = tables(text)
     assert [row[0] for row in inline[1:3]] == ["1 MiB gloo", "4 MiB gloo"]
     assert inline[1][4:6] == ["+11.4% [+9.8, +13.0]", "3.0%"]
@@ -424,7 +424,7 @@ def few() -> Document:
     """A comparison with 2 of 5 rows decided, one of which was dropped for its budget."""
     rows = [judged("SAME", case=sized(4 << i)) for i in range(2)]
     rows += [judged("INCONCLUSIVE", 0.3, 0.5, case=sized(64)), judged("SUSPECT", 0.3)]
-    reason = "dropped for --budget 60s: too short for 8 paired launches; --budget 3m holds all rows"
+    reason = "dropped for --budget 60s: too short for 8 pairs; --budget 3m holds all rows"
     large = sized(4 << 20)
     dropped = LeftOut(key=large.key, case=large, reason=reason, dropped=True)
     absent = LeftOut(key=sized(16).key, case=sized(16), reason="skipped on both sides; no form")
