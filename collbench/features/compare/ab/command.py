@@ -53,7 +53,9 @@ class AbOptions:
     ] = False
     rounds: Annotated[
         str,
-        Option("--rounds", help="Fewest pairs of launches: of all rows, and again of those flagged."),
+        Option(
+            "--rounds", help="Fewest pairs of launches: of all rows, and again of those flagged."
+        ),
     ] = "8,12"
     budget: Annotated[
         str,

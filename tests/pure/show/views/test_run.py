@@ -538,6 +538,18 @@ def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
     assert [table.name for table in both.tables] == ["merits", "links"] and both.figures
 
 
+def test_sendrecv_is_measured_at_all_sizes_that_lack_it() -> None:
+    sizes = (4 << 10, 1 << 20, 100 << 20)
+    records = [ok(case("all_reduce", size), 1000 + size) for size in sizes]
+    found = section(sections.make_document([run(*records)]), "efficiency")
+    assert " --sizes 4096,1048576,104857600)," in " ".join(map(str, found.sentences))
+    records += [ok(case("sendrecv", size), 1000 + size) for size in sizes[:2]]
+    found = section(sections.make_document([run(*records)]), "efficiency")
+    words = " ".join(map(str, found.sentences))
+    assert "gloo on 2 ranks, float, isolated at 100 MiB: without it there is no link" in words
+    assert " -b 104857600 -e 104857600" in words
+
+
 @pytest.mark.parametrize(
     ("wires", "phrase", "options"),
     [
