@@ -1183,6 +1183,15 @@ def test_a_run_cut_short_loses_no_rows_by_it() -> None:
         ({"n": 2}, "-g"),
         ({"nbytes": 8}, "--sizes"),
         ({"dtype": "half"}, "-d"),
+        ({"in_place": not ROW.in_place}, "--place"),
+        ({"op": "max"}, "-o"),
+        ({"root": 1}, "-r"),
+        ({"env": (("A", "1"),)}, "--env"),
+        ({"splits": "zipf"}, "--splits"),
+        ({"arrival": "linear:5us"}, "--arrival"),
+        ({"background": "all_to_all:4M"}, "--background"),
+        ({"groups": "mod:2", "of": 2}, "--split"),
+        ({"algorithm": "ring", "mode": "host"}, "--algo and --mode"),
     ],
 )
 def test_nothing_in_common_names_the_option_that_sets_it(
@@ -1194,12 +1203,23 @@ def test_nothing_in_common_names_the_option_that_sets_it(
     assert error.value.hint == f"measure both with the same {option}"
 
 
+def test_every_field_that_tells_rows_apart_is_named_where_none_are_alike() -> None:
+    """Cycles share a row; a group is named by its rule."""
+    assert {*sides.AXES} == {*Case.__struct_fields__} - {"cycle", "group", "of"}
+    other = msgspec.structs.replace(ROW, in_place=True, env=(("A", "1"),))
+    with pytest.raises(UsageError) as error:
+        compare(stored({ROW: 1e6}), stored({other: 1e6}))
+    assert error.value.message.endswith(
+        "common: out of place, environment none on base, in place, environment A=1 on head"
+    )
+
+
 def test_nothing_in_common_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="no row in common: 1048576 B on base, 2097152 B on head"):
         compare(stored({ROW: 1e6}), stored({OTHER: 1e6}), Rules())
     with pytest.raises(UsageError, match="common: gloo, 4 ranks on base, mpi, 2 ranks on head"):
         compare(stored({ROW: 1e6}), stored({case(backend="mpi", n=2): 1e6}), Rules())
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="common: no case was measured on base and head"):
         compare(stored({}), stored({}), Rules())
 
 
