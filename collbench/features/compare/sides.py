@@ -281,9 +281,10 @@ def _has_order(row: Row) -> bool:
 def describe_disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
     """The settings in which the two sides of a row differ throughout, so that their times do not
     compare; only whether they differ in ``name``, where that is given."""
+    differences = []
     for fact in [name] if name else sorted(base.manner.keys() & head.manner.keys()):
         base_values, other = (side.manner.get(fact, set[str]()) for side in (base, head))
         if base_values and other and not base_values & other:
             ours, theirs = (" or ".join(sorted(values)) for values in (base_values, other))
-            return f"{fact}: {ours} on base, {theirs} on head"
-    return ""
+            differences.append(f"{fact}: {ours} on base, {theirs} on head")
+    return "; ".join(differences)

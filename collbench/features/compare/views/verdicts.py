@@ -164,7 +164,7 @@ def label_cases(comparison: Comparison, selected: Sequence[Case]) -> dict[Case, 
     names = {}
     for key, case in cases.items():
         axis_words = word_axes(case)
-        parts = [axis_words[name].rstrip("@") for name in varying if name != "place"]
+        parts = [axis_words[name] for name in varying if name != "place"]
         parts += [case.collective] * (not case.size and "collective" not in varying)
         parts += [case.mode] * several
         place_name = axis_values(case)["place"] if "place" in varying else ""
@@ -204,7 +204,7 @@ def list_facts(comparison: Comparison) -> list[str]:
     rules = comparison.rules
     return [
         design if comparison.paired else "unpaired",
-        *([shorten_text(split_axes(cases)[1].rstrip("@"), 200)] if cases else []),
+        *([shorten_text(split_axes(cases)[1], 200)] if cases else []),
         same + ", compared all the same" * (bool(difference_count) and rules.across_machines),
         *([f"τ {format_percent(rules.tau)}"] if rules.tau is not None else []),
         *(["strict"] if rules.strict else []),

@@ -169,6 +169,11 @@ def test_a_faster_row_is_the_mirror_image() -> None:
     )
 
 
+def test_a_suspicion_lacks_a_second_stage_however_far_the_first_scatters() -> None:
+    row = judged(*experiment({ROW: spread(2.0, width=60)}))
+    assert (row.verdict, row.lacking) == ("SUSPECT", 6)
+
+
 @pytest.mark.parametrize(
     ("change", "width", "verdict"),
     [
@@ -711,6 +716,10 @@ def test_launches_that_started_differently_form_no_pair() -> None:
             "launches of -m: one on base, one a call on head",
         ),
         (changed("head", cache="hot"), "cache: cold on base, hot on head"),
+        (
+            changed("head", cache="hot", sync="barrier"),
+            "cache: cold on base, hot on head; start: window on base, barrier on head",
+        ),
         (changed("head", cache="shrunk"), ""),
         (changed("head", sync="barrier"), "start: window on base, barrier on head"),
         (changed("head", status="predicted"), "times: measured on base, predicted on head"),

@@ -292,6 +292,22 @@ def test_what_the_variants_differ_in_is_not_in_a_rows_name() -> None:
     )
 
 
+def test_an_algorithm_whose_backends_differ_is_named_without_one() -> None:
+    base, head = (
+        msgspec.structs.replace(
+            run(side),
+            pairing=Pairing(experiment="e", side=side, variant=side, differs=("backend",)),  # type: ignore[arg-type]
+        )
+        for side in ("base", "head")
+    )
+    one, two = sized(8, algorithm="ring"), sized(8, algorithm="tree")
+    view = comparison([judged("SAME", case=one)], base=base, head=head)
+    for text in (printed(view), markdown.render_markdown(make_document(view))):
+        assert "4 ranks, ring, float" in text and "ring@" not in text
+    view = comparison([judged("SAME", case=case) for case in (one, two)], base=base, head=head)
+    assert names(view) == ["ring 8 B", "tree 8 B"]
+
+
 def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None:
     text = markdown.render_markdown(make_document(example(), marker="pr-gloo"))
     lines = text.splitlines()
