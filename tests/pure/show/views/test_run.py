@@ -813,15 +813,22 @@ def table_of(document: Document, where: str, name: str) -> list[tuple[str, ...]]
     ]
 
 
-def test_a_step_is_one_to_a_verdict_whatever_parts_are_measured_besides() -> None:
+def test_parts_of_a_step_are_counted_as_in_the_rest_of_the_page() -> None:
+    """A verdict on steps alone counts steps."""
     steps = [
         ok(case(part, 8, op="none", dtype="uint8", subject=name), 1000)
         for name in ("x #1", "y #2")
         for part in PARTS
     ]
     assert sections.make_document([run(*steps)]).verdict.startswith("2 steps measured, all results")
-    told = sections.make_document([run(*steps, *sweep())]).verdict
-    assert told.startswith("5 cases measured, all results")
+    mixed = [msgspec.structs.replace(record, stop="max_n") for record in (*steps, *sweep())]
+    document = sections.make_document([run(*mixed), run(id="r2")])
+    summary = section(document, "summary")
+    (flags,) = (found for found in summary.tables if found.name == "flags")
+    assert document.verdict.startswith("9 cases measured, ")
+    assert "; 9 of 9 less precise" in document.verdict
+    assert str(summary.sentences[0]) == "9 records measured, in 2 runs."
+    assert flags.title.startswith("Flags of 9 cases: ") and "unconverged 9" in flags.title
 
 
 def test_predictions_are_never_reported_as_measurements() -> None:
