@@ -17,7 +17,7 @@ class Job(msgspec.Struct, frozen=True):
     """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
 
     ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
-    the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
+    the policy and of what calls take: pairs of launches need that. ``seconds`` is the longest time
     spent on its samples, where that is not the policy's; ``least`` of them are taken however long
     they take. ``control``: with a few samples in the other cadence. ``counts_bytes``: with bytes
     counted, as they are in any case where settings leave data one path. The same ranks measure the

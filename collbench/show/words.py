@@ -223,7 +223,7 @@ def axis_values(case: Case) -> dict[str, str]:
         "groups": case.groups,
         "group": str(case.group) if case.groups else "",
         "env": format_settings(case.env),
-        "implementation": case.label,
+        "implementation": case.label.removesuffix("@"),  # where backends are what sides differ in
         "type": "" if case.subject else case.dtype,
         "op": "" if case.op == "none" else case.op,
         "root": "" if case.root < 0 else str(case.root),

@@ -419,8 +419,8 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "min_busbw", "limit", default=(), many=True).option(
         "--min-busbw",
         (
-            "busbw wanted: 400@1G,9@1M. Exit 1 if a row falls short, 3 if unsure. Default:"
-            " NCCL_TESTS_MIN_BW (`collbench help ci`)."
+            "busbw wanted: 400@1G,9@1M; 400: of the largest size. Exit 1: short, 3: unsure."
+            " Default: NCCL_TESTS_MIN_BW (`collbench help ci`)."
         ),
     ),
     Field("command", "output_format", "text", default="").option(

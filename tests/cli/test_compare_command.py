@@ -126,7 +126,7 @@ def test_nothing_slower_is_0(bare) -> None:
     assert (
         "2 same" in done.stdout
         and "fingerprints identical" in done.stdout
-        and "8+12 paired" in done.stdout
+        and "8+12 pairs" in done.stdout
     )
 
 

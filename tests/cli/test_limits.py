@@ -104,6 +104,12 @@ def test_the_variable_of_nccl_tests_has_no_size(
     assert "--min-busbw 400@1G" in done.stderr
 
 
+def test_a_limit_without_a_size_is_said_to_be_on_the_largest(inside) -> None:
+    """test_limits.py of tests/pure has that it is."""
+    for words in (("all_reduce", "--help"), ("help", "ci"), ("help", "suites")):
+        assert "the largest size" in " ".join(inside(*words).stdout.split())
+
+
 def test_wrong_data_weighs_more_than_a_limit(inside, reaching) -> None:
     reaching(9.0, Exit.WRONG_DATA)
     assert inside(*ARGS, "--min-busbw", "10").returncode == 7

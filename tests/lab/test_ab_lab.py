@@ -50,7 +50,7 @@ def test_a_setting_is_compared_by_two_worlds_of_both_hosts(tmp_path: Path) -> No
         assert [host.host for host in file.worlds[0].hosts] == ["h0", "h1"]
         assert [r.status for r in file.records] == ["skipped"] + ["ok"] * 6
     assert "3 ranks are more than the 2 places there are" in head.records[0].note
-    assert "2 ranks" in out and "paired launches" in out
+    assert "2 ranks" in out and " pairs · " in out
 
 
 @pytest.mark.long

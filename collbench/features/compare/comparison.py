@@ -572,9 +572,7 @@ def _list_notes(
     unlike = sum(len(sides.common_places(base, head)) for base, head in both)
     unlike -= sum(len(pair.changes(stage)) for pair in pairs for stage in (1, 2)) if unlike else 0
     if unlike:
-        notes.append(
-            f"left out: {format_count(unlike, 'paired launch')} begun or timed in different ways"
-        )
+        notes.append(f"left out: {format_count(unlike, 'pair')} begun or timed in different ways")
     notes += _one_after_the_other(both) + _measured_again(both)
     if terms.in_pairs and terms.tests:
         level = paired.bonferroni_level(terms.tests)

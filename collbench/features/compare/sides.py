@@ -8,13 +8,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collbench.core.text import plain_line
+from collbench.core.text import format_settings, plain_line
 from collbench.machine import environment
 from collbench.machine.environment import Difference
 from collbench.records.case_rows import CaseRows, Place
 from collbench.records.choice import describe_adding
 from collbench.records.rows import Row, group_rows
 from collbench.records.types import ONE_SIDED, Run, RunFile
+from collbench.show.words import PLACES
 from collbench.suite.case import Case
 
 DEVICE = re.compile(r"^(?:cpu$|cuda:\d+ ?(?:\[[^]]*\] ?)?)")  # less which, a device is its name
@@ -92,55 +93,67 @@ class Pair(NamedTuple):
         return ""
 
 
-AXES = {
-    "collective": "",
-    "backend": "",
-    "algorithm": "",
-    "n": " ranks",
-    "nbytes": " B",
-    "dtype": "",
-    "op": "",
-    "mode": "",
+AXES = {  # fields of Case that tell rows apart: their values in words, and the option for them
+    "collective": ("{}", ""),
+    "subject": ("about {}", ""),
+    "backend": ("{}", "--backend"),
+    "algorithm": ("{}", "--algo"),
+    "n": ("{} ranks", "-g"),
+    "nbytes": ("{} B", "--sizes"),
+    "dtype": ("{}", "-d"),
+    "op": ("{}", "-o"),
+    "root": ("root {}", "-r"),
+    "in_place": ("{}", "--place"),
+    "mode": ("{}", "--mode"),
+    "env": ("environment {}", "--env"),
+    "splits": ("splits {}", "--splits"),
+    "align": ("align {}", "--align"),
+    "groups": ("groups {}", "--split"),
+    "arrival": ("arrival {}", "--arrival"),
+    "background": ("background {}", "--background"),
 }
+
+NAMED = 3  # values of an axis that a sentence names
 
 
 def describe_unlike(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """The axes in which no case of either side is like any of the other, as in 8 ranks, nccl on
     base, 2 ranks, gloo on head."""
-    values = [_axis_values(base_rows), _axis_values(right)]
-    names = _disjoint_axes(*values)
-    value_lists = [
-        ", ".join(
-            f"{'/'.join(map(str, sorted(side_values[name])[:3])) or 'no'}{AXES[name]}"
-            for name in names
-        )
-        for side_values in values
-    ]
+    rows_by_side = {"base": base_rows, "head": right}
+    if empty := [name for name, rows in rows_by_side.items() if not rows]:
+        return f"no case was measured on {' and '.join(empty)}"
+    values = {side: _axis_values(rows) for side, rows in rows_by_side.items()}
+    names = _disjoint_axes(*values.values())
     return (
-        f"{value_lists[0]} on base, {value_lists[1]} on head"
+        ", ".join(
+            f"{', '.join(_describe_values(name, of_side[name]) for name in names)} on {side}"
+            for side, of_side in values.items()
+        )
         if names
         else "no combination is the same"
     )
 
 
-OPTIONS = {
-    "backend": "--backend",
-    "algorithm": "--algo",
-    "n": "-g",
-    "nbytes": "--sizes",
-    "dtype": "-d",
-    "op": "-o",
-    "mode": "--mode",
-}  # that set an axis
+def _describe_values(name: str, values: Collection[Any]) -> str:
+    """The first values of an axis in words: 2/4/8 ranks."""
+    first, more = sorted(values)[:NAMED], "/…" * (len(values) > NAMED)
+    return AXES[name][0].format("/".join(_format_value(value) for value in first) + more)
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return PLACES["in" if value else "out"]
+    text = format_settings(value) if isinstance(value, tuple) else plain_line(str(value))
+    return "none" if text in ("", "-1") else text
 
 
 def describe_remedy(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """A sentence on how to measure both sides so that they have rows in common."""
     names = _disjoint_axes(_axis_values(base_rows), _axis_values(right))
-    given = [OPTIONS[name] for name in names if name in OPTIONS]
-    if not given or "collective" in names:
+    options = [AXES[name][1] for name in names]
+    if not all(options) or not options:
         return "compare runs of the same suite and ranks"
-    return f"measure both with the same {' and '.join(given)}"
+    return f"measure both with the same {' and '.join(options)}"
 
 
 def _axis_values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
@@ -268,9 +281,10 @@ def _has_order(row: Row) -> bool:
 def describe_disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
     """The settings in which the two sides of a row differ throughout, so that their times do not
     compare; only whether they differ in ``name``, where that is given."""
+    differences = []
     for fact in [name] if name else sorted(base.manner.keys() & head.manner.keys()):
         base_values, other = (side.manner.get(fact, set[str]()) for side in (base, head))
         if base_values and other and not base_values & other:
             ours, theirs = (" or ".join(sorted(values)) for values in (base_values, other))
-            return f"{fact}: {ours} on base, {theirs} on head"
-    return ""
+            differences.append(f"{fact}: {ours} on base, {theirs} on head")
+    return "; ".join(differences)

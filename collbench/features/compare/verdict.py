@@ -123,7 +123,7 @@ def _describe_cause(side: CaseRows | None) -> str:
 
 
 def rule_by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
-    """A ruling from the paired launches of an experiment; ``tau`` is the smallest relative change
+    """A ruling from the pairs of launches of an experiment; ``tau`` is the smallest relative change
     that matters. ``tests`` is how many rows its second stage measured.
 
     What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
@@ -140,6 +140,8 @@ def rule_by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rul
     elif second:
         second = second._replace(mde=_confirmed_change(second, tau, tests, stages=1))
     ruling = _weigh_stages(first, second, base.dropped or head.dropped)
+    if last and last is not second and last.verdict in CHANGED:  # however far stage 1 scatters
+        return ruling._replace(lacking=float(paired.fewest_rounds(tests + 1)))
     return ruling._replace(lacking=last.lacking if last else 0.0)
 
 
@@ -151,7 +153,7 @@ def _confirmed_change(ruling: Ruling, tau: float, tests: int, stages: int = 2) -
 def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> Ruling:
     """Both stages' rulings as one; ``dropped`` says why there was no second stage."""
     few = (
-        f"stage 2 has too few paired launches ({second.pairs}) for the {second.level:.2%} it needs"
+        f"stage 2 has too few pairs ({second.pairs}) for the {second.level:.2%} it needs"
         if second
         else ""
     )
@@ -167,7 +169,7 @@ def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> 
         )
     if not first.bounded:
         return first._replace(
-            why=f"{first.pairs} paired launches: {paired.FEWEST} are the fewest that tell"
+            why=f"{format_count(first.pairs, 'pair')}: {paired.FEWEST} are the fewest that tell"
         )
     if first.verdict in CHANGED:
         return first._replace(
@@ -364,7 +366,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
     interval at ``level``; ``mde`` the smallest change that would be called REGRESSED or IMPROVED
     with a chance of 80 %, never below ``tau``; ``scatter`` the standard deviation of log time (of
-    pairs: of their changes); ``p`` of the exact test; ``pairs`` the paired launches behind the
+    pairs: of their changes); ``p`` of the exact test; ``pairs`` the pairs of launches behind the
     verdict and ``stage`` where they come from (0: not paired); ``lacking``, how many more a verdict
     takes, should they scatter alike. ``why`` explains the verdict where the figures do not;
     ``gates`` says whether this row may fail a comparison, and ``spared`` why it may not though rows

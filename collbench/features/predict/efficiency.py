@@ -161,7 +161,7 @@ class Yardstick:
 
     def merit(self, point: Point) -> Merit:
         """The three numbers of ``point``."""
-        probe = self._probe(point)
+        probe = self.probe(point)
         link = None
         if probe and probe.busbw and point.busbw is not None:
             link = point.busbw * point.first.carried / probe.busbw
@@ -211,7 +211,7 @@ class Yardstick:
                 return self._constants[key]
         return None
 
-    def _probe(self, point: Point) -> Point | None:
+    def probe(self, point: Point) -> Point | None:
         """The sendrecv of a point's size over the same wires, from the first run that has one; None
         without."""
         by_size = (

@@ -340,7 +340,10 @@ def _describe_points(view: View) -> str:
 
 
 def _select_counted(view: View) -> list[Point]:
-    """Points as a verdict counts them: a step is one, of which parts are measured besides."""
+    """Points as a verdict counts them: a step is one, of which parts are measured besides. Among
+    others its parts are cases, as in the rest of the page."""
+    if len({point.case.table.noun for point in view.points}) > 1:
+        return view.points
     return [point for point in view.points if not point.case.is_part]
 
 

@@ -19,7 +19,7 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, default_mode
 
-ROUNDS = 12  # the fewest paired launches
+ROUNDS = 12  # the fewest pairs of launches
 MIN_ROUNDS = 8  # where time is short
 MIN_SECONDS, MAX_SECONDS = 0.05, 0.25  # of samples of a case in a launch
 GUESS_START = 3.0  # seconds until two launches have started at once

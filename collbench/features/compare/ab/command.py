@@ -53,7 +53,9 @@ class AbOptions:
     ] = False
     rounds: Annotated[
         str,
-        Option("--rounds", help="Fewest paired launches: of all rows, and again of those flagged."),
+        Option(
+            "--rounds", help="Fewest pairs of launches: of all rows, and again of those flagged."
+        ),
     ] = "8,12"
     budget: Annotated[
         str,
@@ -277,10 +279,10 @@ def _parse_rounds(text: str) -> tuple[int, int]:
 def _show_plan(order: Order) -> None:
     from collbench.cli.measure import fake_gpus
     from collbench.features.compare.ab import variants
+    from collbench.features.compare.ab.experiment import refuse_drop
     from collbench.features.compare.ab.forecast import forecast_experiment
     from collbench.features.compare.ab.matching import SIDES, match_rows, refuse_nothing
     from collbench.features.compare.views import comparison as views
-    from collbench.run import plan
     from collbench.show import terminal
 
     for name, side in order.variants.items():
@@ -301,7 +303,7 @@ def _show_plan(order: Order) -> None:
     terminal.print_blocks(*sides, *listed, *times, *fake)
     refuse_nothing(rows, skips, order.command)
     if not expected.rows:
-        raise plan.nothing_runs([expected.reason], order.command, cases)
+        raise refuse_drop(expected.reason, order.command, cases)
 
 
 def _describe_time(order: Order, expected: Forecast) -> str:
@@ -313,7 +315,7 @@ def _describe_time(order: Order, expected: Forecast) -> str:
     budget = BUDGET if order.budget is None else order.budget
     most = min(expected.most, budget) if order.budget else expected.most
     about = (
-        f"{format_count(len(expected.rows), 'row')}, {first} paired launches: about"
+        f"{format_count(len(expected.rows), 'row')}, {first} pairs: about"
         f" {format_clock(expected.seconds)}"
     )
     about += f" (up to {format_clock(most)} if noisy)" if most > expected.seconds else ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
+from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, RunBroken
 from collbench.core.text import format_count
 from collbench.features.compare.ab import duet, matching
 from collbench.features.compare.ab.matching import SIDES, Row
@@ -112,10 +112,18 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return alone and base.algorithm != head.algorithm
 
 
-def describe_drop(budget: float, rounds: int, enough: str) -> str:
-    """The note on a row that was dropped for a budget; ``enough`` is a budget for all rows."""
-    short = f"too short for {format_count(rounds, 'paired launch')}"
-    return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds all rows"
+def describe_drop(budget: float, rounds: int, enough: str, which: str = "") -> str:
+    """The note on a row that was dropped for a budget; ``enough`` is a budget for all rows, or all
+    of ``which``."""
+    short = f"too short for {format_count(rounds, 'pair')}"
+    rows = " ".join(filter(None, ["all", which, "rows"]))
+    return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds {rows}"
+
+
+def refuse_drop(note: str, command: Sequence[str], cases: Iterable[Case]) -> NoVerdict:
+    """The error for a budget that holds no row, by the note on those dropped and their cases."""
+    error = plan.nothing_runs([note], command, cases)
+    return NoVerdict(error.message, error.hint)
 
 
 class _Side:
@@ -206,8 +214,8 @@ class Experiment:
         return self._sides["base"].file, self._sides["head"].file
 
     def run(self) -> None:
-        """Run the pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is
-        finished is kept."""
+        """Run the pilot and both stages. Raises RunBroken and CannotRun, naming the side, and
+        NoVerdict where a budget holds no row; what is finished is kept."""
         with interrupts.uninterrupted():
             self._open()
         try:
@@ -288,6 +296,7 @@ class Experiment:
             if not self._go_on(again, others, verdicts, fewest):
                 fresh = {row.key for row in others}
                 dropped = {row.key for row in suspected if row not in again}
+                fewest = self._confirming_rounds(suspected)
                 self.shortfall = self._describe_shortfall(fresh, dropped, verdicts, fewest)
                 return
 
@@ -322,16 +331,22 @@ class Experiment:
         """The note on rows without a verdict that more rounds might decide, when the last one has
         ended; empty without such rows, and where a budget of 0 allows no rounds beyond the fewest.
         Those that are ``fresh`` were not flagged, and for those ``dropped``, which were, there was
-        no time to measure them again."""
+        no time to measure them again: they lack a second stage, however far stage 1 scatters."""
         lacking = {
-            key: max((each.lacking for each in judged if each.is_open), default=0.0)
+            key: max(
+                (
+                    fewest if key in dropped and verdict.suspected else verdict.lacking
+                    for verdict in judged
+                    if verdict.is_open
+                ),
+                default=0.0,
+            )
             for key, judged in verdicts.items()
         }
-        lacking = {key: pairs for key, pairs in lacking.items() if 0 < pairs < math.inf}
-        if not (self._budget and lacking):
+        pairs = {key: number for key, number in lacking.items() if 0 < number < math.inf}
+        if not (self._budget and pairs):
             return ""
         cost, time_left = self._ledger.sum_seconds, self._time_left()
-        pairs = {key: max(number, fewest * (key in dropped)) for key, number in lacking.items()}
         confirming = {key: fewest * self._ledger.seconds([key]) * (key in fresh) for key in pairs}
         least = min(pairs, key=lambda key: cost({key: pairs[key]}) + confirming[key])
         shortfall = Shortfall(
@@ -347,19 +362,20 @@ class Experiment:
 
     def _drop_beyond_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
         """The rows that ``rounds`` rounds can measure in the time left. Each other row is recorded
-        as skipped, with a note that names a sufficient --budget. Raises CannotRun where the time
+        as skipped, with a note that names a sufficient --budget. Raises NoVerdict where the time
         left suffices for no row and nothing was measured yet."""
         spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
         keys = self._ledger.affordable((row.key for row in rows), rounds, self._time_left())
         affordable = [row for row in rows if row.key in keys]
-        note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost))
+        which = "suspected" if any(self._done.values()) else ""
+        note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost), which)
         for row in rows:
             for name, side in self._sides.items():
                 for case in row.jobs[name].case.siblings if row not in affordable else ():
                     side.keep(Record(case=case, status="skipped", note=note))
         if not affordable and not any(self._done.values()):
             cases = [job.case for row in rows for job in row.jobs.values()]
-            raise plan.nothing_runs([note], self._order.command, cases)
+            raise refuse_drop(note, self._order.command, cases)
         return affordable
 
     def _time_left(self) -> float:
@@ -426,7 +442,7 @@ class Experiment:
 
     def _affordable(self, rows: Sequence[Row], fewest: int) -> list[Row]:
         """The rows for whose ``fewest`` rounds a budget that was asked for suffices, cheapest
-        first. Raises CannotRun where it suffices for none."""
+        first. Raises NoVerdict where it suffices for none."""
         if not self._order.budget or not rows:
             return list(rows)
         return self._drop_beyond_budget(rows, fewest)

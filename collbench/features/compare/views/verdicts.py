@@ -83,7 +83,7 @@ WEIGHTS: dict[Verdict, Weight] = {
 
 FIGURES = ("base", "head", "change [interval]", "MDE")  # heads of a row's figures
 
-MORE_PAIRS = 8  # paired launches more, with which what they would find is told
+MORE_PAIRS = 8  # pairs more, with which what they would find is told
 
 LEGEND = (
     "Times are medians over launches ± the larger half of their 95 % interval; change is head /"
@@ -164,7 +164,7 @@ def label_cases(comparison: Comparison, selected: Sequence[Case]) -> dict[Case, 
     names = {}
     for key, case in cases.items():
         axis_words = word_axes(case)
-        parts = [axis_words[name].rstrip("@") for name in varying if name != "place"]
+        parts = [axis_words[name] for name in varying if name != "place"]
         parts += [case.collective] * (not case.size and "collective" not in varying)
         parts += [case.mode] * several
         place_name = axis_values(case)["place"] if "place" in varying else ""
@@ -190,7 +190,7 @@ def strip_sides(comparison: Comparison, case: Case) -> Case:
 def list_facts(comparison: Comparison) -> list[str]:
     """Facts that the verdicts rest on, in a few words each."""
     first, second = comparison.stages
-    design = f"{first}+{second} paired launches" if second else format_count(first, "paired launch")
+    design = f"{first}+{second} pairs" if second else format_count(first, "pair")
     cases = [strip_sides(comparison, row.case) for row in comparison.rows]
     difference_count = len(comparison.differences)
     same = (
@@ -204,7 +204,7 @@ def list_facts(comparison: Comparison) -> list[str]:
     rules = comparison.rules
     return [
         design if comparison.paired else "unpaired",
-        *([shorten_text(split_axes(cases)[1].rstrip("@"), 200)] if cases else []),
+        *([shorten_text(split_axes(cases)[1], 200)] if cases else []),
         same + ", compared all the same" * (bool(difference_count) and rules.across_machines),
         *([f"τ {format_percent(rules.tau)}"] if rules.tau is not None else []),
         *(["strict"] if rules.strict else []),
@@ -383,7 +383,7 @@ def list_advice(view: Readable) -> list[str]:
     scatter = _format_range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
     detectable = _format_range(sorted(math.expm1(_found_by_more(row, tests)) for row in rows))
     what = f"{MORE_PAIRS} more pairs" if comparison.paired else f"{FEWEST_UNPAIRED} more a side"
-    launches = "pairs of launches" if comparison.paired else "launches"
+    launches = "pairs" if comparison.paired else "launches"
     unpinned = not comparison.base.policy.pin
     on_cpu = {"gloo", "mpi"}.issuperset(row.case.backend for row in rows)
     remedies = ["pin ranks (pin = true)"] * unpinned + ["use an idle machine"]

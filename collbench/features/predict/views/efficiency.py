@@ -46,9 +46,10 @@ from collbench.show.views.series import (
 )
 from collbench.show.words import PLACES
 from collbench.suite.case import Case
+from collbench.suite.grammar import sweep_sizes
 from collbench.suite.policy import Policy
 
-REMARKS = 8
+REMARKS, SIZES = 8, 6  # and sizes that one names
 
 COMPARED = 2000  # cases of which efficiency is worked out
 
@@ -244,20 +245,26 @@ def _describe_place(view: View, point: Point) -> str:
 
 
 def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[Cell]:
-    """Remarks on links: which lack sendrecv and how to add it, or from which other run it was
-    taken."""
+    """Remarks on links: which lack sendrecv, throughout or at some sizes, and how to add it, or
+    from which other run it was taken."""
     alone: dict[tuple[object, ...], list[Point]] = {}
     notes: dict[str, None] = {}
     for row_series in series:
         case = row_series.case
         link = stick.link(row_series.points[0])
         name = _describe_wires(case)
-        if link is None:
+        if missing := [
+            point
+            for point in row_series.points
+            if link is None or (point.busbw is not None and stick.probe(point) is None)
+        ]:
             imported = bool(view.files[row_series.run].run.imported)
             # a command measures all groups at once
             wires = fit.wire_key(msgspec.structs.replace(case, group=0))
-            alone.setdefault((*wires, case.n, imported), []).extend(row_series.points)
-        elif link.refused:
+            alone.setdefault((*wires, case.n, imported, link is None), []).extend(missing)
+        if link is None:
+            continue
+        if link.refused:
             notes[
                 f"The link of {name} could not be fitted to sendrecv: {plain_line(link.refused)}."
             ] = None
@@ -265,9 +272,10 @@ def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> lis
             notes[
                 f"{name}: sendrecv is that of run {view.labels[link.source]}, on the same machine."
             ] = None
-        if link and link.note and case.row.reduces:
+        if link.note and case.row.reduces:
             notes[f"{name}: {plain_line(link.note)}."] = None
-    sentences = [*(_suggest_command(view, points) for points in alone.values()), *notes]
+    commands = [_suggest_command(view, points, key[-1] is True) for key, points in alone.items()]
+    sentences = [*commands, *notes]
     return [
         *sentences[:REMARKS],
         *left_out(min(REMARKS, len(sentences)), len(sentences), "such remarks"),
@@ -287,12 +295,19 @@ def _describe_wires(case: Case) -> str:
     return plain_line(", ".join(filter(None, parts)))
 
 
-def _suggest_command(view: View, points: list[Point]) -> Cell:
-    """The command that measures sendrecv beside these points, which have none."""
+def _suggest_command(view: View, points: list[Point], is_alone: bool) -> Cell:
+    """The command that measures sendrecv beside these points, which have none of their sizes; nor,
+    if ``is_alone``, of others."""
     run = view.files[points[0].run].run
+    sizes = [format_size(size) for size in sorted({point.case.nbytes for point in points})]
+    where, without, runs = ", in the same manner", "no efficiency to tell", "both"
+    if not is_alone:
+        more = f" and {len(sizes) - SIZES:,} more sizes" if len(sizes) > SIZES else ""
+        where = f" at {', '.join(sizes[:SIZES])}{more}"
+        without, runs = "no link efficiency there", "all"
     lacking = (
-        f"sendrecv was not measured with {_describe_wires(points[0].case)}, in the same manner:"
-        " without it there is no efficiency to tell. "
+        f"sendrecv was not measured with {_describe_wires(points[0].case)}{where}:"
+        f" without it there is {without}. "
     )
     if run.imported:
         return lacking + "Put its test and the others into one log, and import that."
@@ -300,7 +315,9 @@ def _suggest_command(view: View, points: list[Point]) -> Cell:
     if not command:
         return lacking + "Measure it in the same run."
     line = code_text(command)
-    return f"{lacking}Measure it on the same machine (" + line + "), and report both runs together."
+    return (
+        f"{lacking}Measure it on the same machine (" + line + f"), and report {runs} runs together."
+    )
 
 
 def _format_command(run: Run, points: list[Point]) -> str:
@@ -321,7 +338,7 @@ def _format_command(run: Run, points: list[Point]) -> str:
         f"collbench sendrecv --backend {','.join(backends)}",
         f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if is_scheduled else "",
         f"-g {case.world} -d {case.dtype} --mode {case.mode}",
-        f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
+        _select_sizes(sizes) if sizes else "",
         *(f"--env {shlex.quote(f'{name}={value}')}" for name, value in settings),
         f"--path {shlex.quote(path)}" if path else "",
         f"--split {shlex.quote(rule)}" if rule else "",
@@ -333,6 +350,15 @@ def _format_command(run: Run, points: list[Point]) -> str:
         if getattr(run.policy, name) != getattr(Policy(), name)
     ]
     return plain_line(" ".join(filter(None, command)))
+
+
+def _select_sizes(sizes: Iterable[int]) -> str:
+    """The options that measure all these sizes: a sweep that doubles if it comes to each, else a
+    list."""
+    listed = sorted({*sizes})
+    if {*listed} <= {*sweep_sizes(listed[0], listed[-1])}:
+        return f"-b {listed[0]} -e {listed[-1]}"
+    return f"--sizes {','.join(map(str, listed))}"
 
 
 def _list_alarms(view: View, merits: list[Merit]) -> list[str]:

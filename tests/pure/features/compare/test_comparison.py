@@ -169,6 +169,11 @@ def test_a_faster_row_is_the_mirror_image() -> None:
     )
 
 
+def test_a_suspicion_lacks_a_second_stage_however_far_the_first_scatters() -> None:
+    row = judged(*experiment({ROW: spread(2.0, width=60)}))
+    assert (row.verdict, row.lacking) == ("SUSPECT", 6)
+
+
 @pytest.mark.parametrize(
     ("change", "width", "verdict"),
     [
@@ -265,7 +270,7 @@ def test_stage_two_alone_decides_what_it_measured() -> None:
 def test_a_stage_two_that_is_too_short_confirms_nothing() -> None:
     row = judged(*experiment({ROW: spread(0.12)}, {ROW: spread(0.12, 5)}))
     assert (row.verdict, row.stage, row.pairs) == ("SUSPECT", 1, 8)
-    assert "too few paired launches (5) for the 95.00%" in row.why
+    assert "too few pairs (5) for the 95.00%" in row.why
     many = dict.fromkeys(sized(8), spread(0.12))
     # 2 / 2^8 > 0.05 / 8
     found = compare(*experiment(many, dict.fromkeys(many, spread(0.12, 8))), Rules())
@@ -297,7 +302,7 @@ def test_fewer_than_six_rounds_tell_nothing(number: int) -> None:
         math.inf,
         Exit.NO_VERDICT,
     )
-    assert f"{number} paired launches: 6 are the fewest" in row.why
+    assert row.why.startswith(f"{number} pair") and ": 6 are the fewest" in row.why
     assert row.delta == pytest.approx(0.5, abs=0.05)
     msgspec.json.encode(found)
 
@@ -358,7 +363,7 @@ def test_fewer_than_half_of_the_rows_judged_is_said_first(
         assert found.reason.startswith(f"only {decided} of {decided + noisy} rows ") == few
 
 
-BUDGET = "dropped for --budget 60s: too short for 8 paired launches; --budget 3m holds all rows"
+BUDGET = "dropped for --budget 60s: too short for 8 pairs; --budget 3m holds all rows"
 
 
 @pytest.mark.parametrize("sides_", [("base", "head"), ("base",), ("head",)])
@@ -663,7 +668,7 @@ def test_times_are_per_call_and_launches_that_time_differently_many_calls_form_n
     found = compare(*experiment({ROW: spread(0)}, change=changed("head", inner=2)), Rules())
     assert (only(found).verdict, only(found).pairs) == ("INCONCLUSIVE", 0)
     assert "no round in which both sides were timed alike" in only(found).why
-    assert any("8 paired launches begun or timed in different ways" in note for note in found.notes)
+    assert any("8 pairs begun or timed in different ways" in note for note in found.notes)
 
 
 def test_sides_bound_the_median_of_launches() -> None:
@@ -682,7 +687,7 @@ def test_launches_that_started_differently_form_no_pair() -> None:
 
     found = compare(*experiment({ROW: spread(0)}, change=change), Rules())
     assert only(found).pairs == 6
-    assert any(note.startswith("left out: 2 paired launches") for note in found.notes)
+    assert any(note.startswith("left out: 2 pairs") for note in found.notes)
 
 
 # what compares
@@ -711,6 +716,10 @@ def test_launches_that_started_differently_form_no_pair() -> None:
             "launches of -m: one on base, one a call on head",
         ),
         (changed("head", cache="hot"), "cache: cold on base, hot on head"),
+        (
+            changed("head", cache="hot", sync="barrier"),
+            "cache: cold on base, hot on head; start: window on base, barrier on head",
+        ),
         (changed("head", cache="shrunk"), ""),
         (changed("head", sync="barrier"), "start: window on base, barrier on head"),
         (changed("head", status="predicted"), "times: measured on base, predicted on head"),
@@ -1183,6 +1192,15 @@ def test_a_run_cut_short_loses_no_rows_by_it() -> None:
         ({"n": 2}, "-g"),
         ({"nbytes": 8}, "--sizes"),
         ({"dtype": "half"}, "-d"),
+        ({"in_place": not ROW.in_place}, "--place"),
+        ({"op": "max"}, "-o"),
+        ({"root": 1}, "-r"),
+        ({"env": (("A", "1"),)}, "--env"),
+        ({"splits": "zipf"}, "--splits"),
+        ({"arrival": "linear:5us"}, "--arrival"),
+        ({"background": "all_to_all:4M"}, "--background"),
+        ({"groups": "mod:2", "of": 2}, "--split"),
+        ({"algorithm": "ring", "mode": "host"}, "--algo and --mode"),
     ],
 )
 def test_nothing_in_common_names_the_option_that_sets_it(
@@ -1194,12 +1212,23 @@ def test_nothing_in_common_names_the_option_that_sets_it(
     assert error.value.hint == f"measure both with the same {option}"
 
 
+def test_every_field_that_tells_rows_apart_is_named_where_none_are_alike() -> None:
+    """Cycles share a row; a group is named by its rule."""
+    assert {*sides.AXES} == {*Case.__struct_fields__} - {"cycle", "group", "of"}
+    other = msgspec.structs.replace(ROW, in_place=True, env=(("A", "1"),))
+    with pytest.raises(UsageError) as error:
+        compare(stored({ROW: 1e6}), stored({other: 1e6}))
+    assert error.value.message.endswith(
+        "common: out of place, environment none on base, in place, environment A=1 on head"
+    )
+
+
 def test_nothing_in_common_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="no row in common: 1048576 B on base, 2097152 B on head"):
         compare(stored({ROW: 1e6}), stored({OTHER: 1e6}), Rules())
     with pytest.raises(UsageError, match="common: gloo, 4 ranks on base, mpi, 2 ranks on head"):
         compare(stored({ROW: 1e6}), stored({case(backend="mpi", n=2): 1e6}), Rules())
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="common: no case was measured on base and head"):
         compare(stored({}), stored({}), Rules())
 
 

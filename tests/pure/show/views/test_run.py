@@ -544,6 +544,18 @@ def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
     assert [table.name for table in both.tables] == ["merits", "links"] and both.figures
 
 
+def test_sendrecv_is_measured_at_all_sizes_that_lack_it() -> None:
+    sizes = (4 << 10, 1 << 20, 100 << 20)
+    records = [ok(case("all_reduce", size), 1000 + size) for size in sizes]
+    found = section(sections.make_document([run(*records)]), "efficiency")
+    assert " --sizes 4096,1048576,104857600)," in " ".join(map(str, found.sentences))
+    records += [ok(case("sendrecv", size), 1000 + size) for size in sizes[:2]]
+    found = section(sections.make_document([run(*records)]), "efficiency")
+    words = " ".join(map(str, found.sentences))
+    assert "gloo on 2 ranks, float, isolated at 100 MiB: without it there is no link" in words
+    assert " -b 104857600 -e 104857600" in words
+
+
 @pytest.mark.parametrize(
     ("wires", "phrase", "options"),
     [
@@ -807,15 +819,22 @@ def table_of(document: Document, where: str, name: str) -> list[tuple[str, ...]]
     ]
 
 
-def test_a_step_is_one_to_a_verdict_whatever_parts_are_measured_besides() -> None:
+def test_parts_of_a_step_are_counted_as_in_the_rest_of_the_page() -> None:
+    """A verdict on steps alone counts steps."""
     steps = [
         ok(case(part, 8, op="none", dtype="uint8", subject=name), 1000)
         for name in ("x #1", "y #2")
         for part in PARTS
     ]
     assert sections.make_document([run(*steps)]).verdict.startswith("2 steps measured, all results")
-    told = sections.make_document([run(*steps, *sweep())]).verdict
-    assert told.startswith("5 cases measured, all results")
+    mixed = [msgspec.structs.replace(record, stop="max_n") for record in (*steps, *sweep())]
+    document = sections.make_document([run(*mixed), run(id="r2")])
+    summary = section(document, "summary")
+    (flags,) = (found for found in summary.tables if found.name == "flags")
+    assert document.verdict.startswith("9 cases measured, ")
+    assert "; 9 of 9 less precise" in document.verdict
+    assert str(summary.sentences[0]) == "9 records measured, in 2 runs."
+    assert flags.title.startswith("Flags of 9 cases: ") and "unconverged 9" in flags.title
 
 
 def test_predictions_are_never_reported_as_measurements() -> None:

@@ -15,7 +15,7 @@ import typer
 from helpers.experiments import sides, small
 
 from collbench.cli.families import LauncherOptions
-from collbench.core.errors import CannotRun, Exit
+from collbench.core.errors import Exit, NoVerdict
 from collbench.features.compare import verdict
 from collbench.features.compare.ab import forecast
 from collbench.features.compare.ab.command import AbOptions, ab
@@ -96,7 +96,22 @@ def test_a_suspicion_that_a_budget_does_not_confirm_decides_nothing(
 ) -> None:
     assert experiment(tmp_path, budget="5s", tau="5%") == Exit.NO_VERDICT
     text = " ".join(capsys.readouterr().out.split())
-    assert "SUSPECT" in text and "too short for 12 paired launches" in text
+    assert "SUSPECT" in text and "too short for 12 pairs" in text
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize("lacking", [0.0, 3411.0])
+def test_a_suspicion_needs_a_second_stage_however_far_the_first_scatters(
+    lacking: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paired, "count_lacking_pairs", lambda *of: lacking)
+    experiment(tmp_path, budget="5s", tau="5%")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the undecided row needs about 12 more pairs (6 s); --budget 10s suffices" in text
+    assert "too short for 12 pairs; --budget 10s holds all suspected rows" in text
 
 
 @pytest.fixture
@@ -154,10 +169,10 @@ def test_no_shortfall_is_told_of_decided_rows_or_without_a_budget(
 def test_no_row_within_the_budget_is_no_experiment(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "seconds", lambda self, keys: 100.0 * len(list(keys)))
-        with pytest.raises(CannotRun, match="--budget"):
+        with pytest.raises(NoVerdict, match="--budget"):
             experiment(tmp_path, budget="60s", out=[tmp_path / "x.json", tmp_path / "x.xml"])
     found = json.loads((tmp_path / "x.json").read_text())
-    assert (found["exit"], len(found["skipped"])) == (Exit.CANNOT_RUN, 2)
+    assert (found["exit"], len(found["skipped"])) == (Exit.NO_VERDICT, 2)
     assert found["verdict"].startswith("ended early")
     suite = ElementTree.fromstring((tmp_path / "x.xml").read_text())[0]
     assert (suite.get("errors"), suite.get("skipped")) == ("1", "2")
@@ -220,7 +235,7 @@ def test_a_dry_run_promises_no_more_than_its_budget(
 def test_a_dry_run_whose_budget_holds_no_row_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CannotRun, match="--budget"):
+    with pytest.raises(NoVerdict, match="--budget"):
         experiment(tmp_path, budget="10s", dry_run=True)
     assert "2 rows dropped for --budget 10s" in " ".join(capsys.readouterr().out.split())
 

@@ -292,6 +292,22 @@ def test_what_the_variants_differ_in_is_not_in_a_rows_name() -> None:
     )
 
 
+def test_an_algorithm_whose_backends_differ_is_named_without_one() -> None:
+    base, head = (
+        msgspec.structs.replace(
+            run(side),
+            pairing=Pairing(experiment="e", side=side, variant=side, differs=("backend",)),  # type: ignore[arg-type]
+        )
+        for side in ("base", "head")
+    )
+    one, two = sized(8, algorithm="ring"), sized(8, algorithm="tree")
+    view = comparison([judged("SAME", case=one)], base=base, head=head)
+    for text in (printed(view), markdown.render_markdown(make_document(view))):
+        assert "4 ranks, ring, float" in text and "ring@" not in text
+    view = comparison([judged("SAME", case=case) for case in (one, two)], base=base, head=head)
+    assert names(view) == ["ring 8 B", "tree 8 B"]
+
+
 def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None:
     text = markdown.render_markdown(make_document(example(), marker="pr-gloo"))
     lines = text.splitlines()
@@ -304,7 +320,7 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
         " same; 1 suspected, not confirmed; 1 invalid; 1 undecided: only changes above 14% would be"
         " detected"
     )
-    assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 paired launches · ")
+    assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 pairs · ")
     inline, folded = tables(text)
     assert [row[0] for row in inline[1:3]] == ["1 MiB gloo", "4 MiB gloo"]
     assert inline[1][4:6] == ["+11.4% [+9.8, +13.0]", "3.0%"]
@@ -424,7 +440,7 @@ def few() -> Document:
     """A comparison with 2 of 5 rows decided, one of which was dropped for its budget."""
     rows = [judged("SAME", case=sized(4 << i)) for i in range(2)]
     rows += [judged("INCONCLUSIVE", 0.3, 0.5, case=sized(64)), judged("SUSPECT", 0.3)]
-    reason = "dropped for --budget 60s: too short for 8 paired launches; --budget 3m holds all rows"
+    reason = "dropped for --budget 60s: too short for 8 pairs; --budget 3m holds all rows"
     large = sized(4 << 20)
     dropped = LeftOut(key=large.key, case=large, reason=reason, dropped=True)
     absent = LeftOut(key=sized(16).key, case=sized(16), reason="skipped on both sides; no form")
