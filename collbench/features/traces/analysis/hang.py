@@ -30,6 +30,9 @@ Cause = Literal[
 ]
 
 
+HISTORY = 1000  # calls before the one that differs, whose order tells which was skipped
+
+
 class Front(NamedTuple):
     """The first operation of a group, or message, that not all of its ranks are through with.
     Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices have
@@ -37,7 +40,8 @@ class Front(NamedTuple):
     trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
     ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
     -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
-    told. ``unequal`` are blocks of which sender and receiver have different sizes; where no blocks
+    told. ``skipped`` are calls that the odd ranks left out, by rank, where calls before show their
+    order. ``unequal`` are blocks of which sender and receiver have different sizes; where no blocks
     are told, ``sizes_differ`` if ranks differ in the size of the exchange."""
 
     group: Group
@@ -54,6 +58,7 @@ class Front(NamedTuple):
     since_ns: int
     unequal: tuple[Block, ...] = ()
     sizes_differ: bool = False
+    skipped: Mapping[int, tuple[Call, ...]] = {}
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -213,9 +218,46 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
         is_odd = meeting.is_matched and bool(meeting.odd)
         is_stuck = "missing" in statuses_seen or alone or is_odd
         if "in" in statuses_seen or ("called" in statuses_seen and is_stuck):
-            return _as_front(meeting, statuses, before)
+            front = _as_front(meeting, statuses, before)
+            return _name_skipping(front, ordered[: ordered.index(meeting)], meeting.calls)
         before = meeting.number
     return None
+
+
+def _name_skipping(front: Front, earlier: Sequence[Meeting], calls: Mapping[int, Call]) -> Front:
+    """The front with those ranks as odd that skipped calls: theirs came later, where all ranks
+    called what the others do now, after the most of the same calls before. As it is where these do
+    not tell that."""
+    if not front.odd or len({*map(_key, calls.values())}) != 2:
+        return front
+    earlier = earlier[-HISTORY:]
+    counts: dict[int, dict[int, int]] = {}  # of the same calls before, by rank and place
+    for rank in {_key(call): rank for rank, call in calls.items()}.values():
+        keys = [_key(meeting.calls.get(rank)) for meeting in earlier]
+        places = (at for at, key in enumerate(keys) if key == _key(calls[rank]))
+        counts[rank] = {at: _count_same(keys, at) for at in places}
+    other, usual = sorted(counts, key=lambda rank: max(counts[rank].values(), default=0))
+    least = max(counts[other].values(), default=0)
+    begin = max((at for at, count in counts[usual].items() if count > least), default=-1)
+    odd = {rank: call for rank, call in calls.items() if _key(call) == _key(calls[other])}
+    after = range(begin + 1, len(earlier))
+    end = next((at for at in after if _key(earlier[at].calls.get(other)) == _key(calls[other])), 0)
+    if begin < 0 or not end:
+        return front
+    left_out = [meeting.calls[other] for meeting in earlier[begin:end] if other in meeting.calls]
+    skipped = dict.fromkeys(odd, tuple(left_out))
+    return front._replace(call=calls[usual], odd=odd, skipped=skipped)
+
+
+def _key(call: Call | None) -> tuple[object, ...]:
+    """By what calls of one line of the program are told from others; nothing for no call."""
+    return (call.kind, call.nbytes, call.dtype, call.root, call.source) if call else ()
+
+
+def _count_same(keys: Sequence[object], at: int) -> int:
+    """How many of the last keys are those before the one ``at``, in their order."""
+    pairs = zip(reversed(keys[:at]), reversed(keys), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), at)
 
 
 def _never_called(rank: RankTrace, meeting: Meeting, last: int | None, numbered: bool) -> bool:

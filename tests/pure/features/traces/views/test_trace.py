@@ -54,7 +54,8 @@ def test_one_that_waits_is_named() -> None:
 def test_a_rank_without_a_trace_may_have_crashed() -> None:
     assert words(USUAL, None, USUAL) == (
         "there is no trace of rank 1, and ranks 0,2 wait in all_reduce #2 of 4 MiB float on world"
-        " (0-2) since 08:03:07 UTC: it crashed, or its file is not among these"
+        " (0-2) since 08:03:07 UTC: it crashed, maybe by another rank's fault, or its file is not among"
+        " these"
     )
 
 
