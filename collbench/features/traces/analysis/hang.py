@@ -225,9 +225,10 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
 
 
 def _name_skipping(front: Front, earlier: Sequence[Meeting], calls: Mapping[int, Call]) -> Front:
-    """The front with those ranks as odd that skipped calls: theirs came later, where all ranks
-    called what the others do now, after the most of the same calls before. As it is where these do
-    not tell that."""
+    """The front with those ranks as odd that skipped calls, as it is where ``earlier`` meetings do
+    not tell: what the others call now came before after the same calls as now, more of them than
+    what these call; a whole iteration of them, if that came after any of these; and it came
+    later."""
     if not front.odd or len({*map(_key, calls.values())}) != 2:
         return front
     earlier = earlier[-HISTORY:]
@@ -238,7 +239,12 @@ def _name_skipping(front: Front, earlier: Sequence[Meeting], calls: Mapping[int,
         counts[rank] = {at: _count_same(keys, at) for at in places}
     other, usual = sorted(counts, key=lambda rank: max(counts[rank].values(), default=0))
     least = max(counts[other].values(), default=0)
-    begin = max((at for at, count in counts[usual].items() if count > least), default=-1)
+    repeated = (
+        at
+        for at, count in counts[usual].items()
+        if count > least and (least == 0 or count >= len(earlier) - at)
+    )
+    begin = max(repeated, default=-1)
     odd = {rank: call for rank, call in calls.items() if _key(call) == _key(calls[other])}
     after = range(begin + 1, len(earlier))
     end = next((at for at in after if _key(earlier[at].calls.get(other)) == _key(calls[other])), 0)
