@@ -33,16 +33,26 @@ Cause = Literal[
 HISTORY = 1000  # calls before the one that differs, whose order tells which was skipped
 
 
+class Skipping(NamedTuple):
+    """Ranks that skipped calls of their group: what they call where others call ``usual``, by rank,
+    and the calls that they skipped, in their order."""
+
+    usual: Call
+    odd: Mapping[int, Call]
+    calls: tuple[Call, ...]
+
+
 class Front(NamedTuple):
     """The first operation of a group, or message, that not all of its ranks are through with.
-    Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices have
-    begun it, but theirs has not; ``missing``: their trace ends without it; ``silent``: there is no
-    trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
-    ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
-    -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
-    told. ``skipped`` are calls that the odd ranks left out, by rank, where calls before show their
-    order. ``unequal`` are blocks of which sender and receiver have different sizes; where no blocks
-    are told, ``sizes_differ`` if ranks differ in the size of the exchange."""
+    Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices
+    have begun it, but theirs has not; ``missing``: their trace ends without it; ``silent``:
+    there is no trace of theirs; ``unknown``: their trace begins only after it, or does not
+    tell. ``odd`` are calls that do not fit the others'. ``before`` is the number that all
+    completed last, -1 where there is none. ``since_ns`` is when the first of those waiting
+    called it, -1 if not told. ``skipped`` are calls that the odd ranks left out, where calls
+    before show their order. ``unequal`` are blocks of which sender and receiver have different
+    sizes; where no blocks are told, ``sizes_differ`` if ranks differ in the size of the
+    exchange."""
 
     group: Group
     number: int
@@ -58,7 +68,7 @@ class Front(NamedTuple):
     since_ns: int
     unequal: tuple[Block, ...] = ()
     sizes_differ: bool = False
-    skipped: Mapping[int, tuple[Call, ...]] = {}
+    skipped: tuple[Call, ...] = ()
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -219,19 +229,27 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
         is_stuck = "missing" in statuses_seen or alone or is_odd
         if "in" in statuses_seen or ("called" in statuses_seen and is_stuck):
             front = _as_front(meeting, statuses, before)
-            return _name_skipping(front, ordered[: ordered.index(meeting)], meeting.calls)
+            skipping = find_skipping(meeting, ordered)
+            if skipping is None:
+                return front
+            call, odd, skipped = skipping
+            return front._replace(call=call, odd=odd, skipped=skipped)
         before = meeting.number
     return None
 
 
-def _name_skipping(front: Front, earlier: Sequence[Meeting], calls: Mapping[int, Call]) -> Front:
-    """The front with those ranks as odd that skipped calls, as it is where ``earlier`` meetings do
-    not tell: what the others call now came before after the same calls as now, more of them than
-    what these call; a whole iteration of them, if that came after any of these; and it came
-    later."""
-    if not front.odd or len({*map(_key, calls.values())}) != 2:
-        return front
-    earlier = earlier[-HISTORY:]
+def find_skipping(meeting: Meeting, earlier: Iterable[Meeting]) -> Skipping | None:
+    """The ranks that skipped calls of their group, None where ``earlier`` meetings do not tell.
+
+    What the others call was called before after the same calls as now. More of these are the same
+    than before what the skipping ranks call: if any are there, a whole iteration of them. And what
+    the skipping ranks call came later then.
+    """
+    calls = meeting.calls
+    if not meeting.odd or not meeting.is_matched or len({*map(_key, calls.values())}) != 2:
+        return None
+    same_group = (m for m in earlier if m.group == meeting.group and m.number < meeting.number)
+    earlier = sorted(same_group, key=lambda m: m.number)[-HISTORY:]
     counts: dict[int, dict[int, int]] = {}  # of the same calls before, by rank and place
     for rank in {_key(call): rank for rank, call in calls.items()}.values():
         keys = [_key(meeting.calls.get(rank)) for meeting in earlier]
@@ -249,10 +267,9 @@ def _name_skipping(front: Front, earlier: Sequence[Meeting], calls: Mapping[int,
     after = range(begin + 1, len(earlier))
     end = next((at for at in after if _key(earlier[at].calls.get(other)) == _key(calls[other])), 0)
     if begin < 0 or not end:
-        return front
-    left_out = [meeting.calls[other] for meeting in earlier[begin:end] if other in meeting.calls]
-    skipped = dict.fromkeys(odd, tuple(left_out))
-    return front._replace(call=calls[usual], odd=odd, skipped=skipped)
+        return None
+    left_out = (meeting.calls.get(other) for meeting in earlier[begin:end])
+    return Skipping(calls[usual], odd, tuple(call for call in left_out if call))
 
 
 def _key(call: Call | None) -> tuple[object, ...]:

@@ -2,8 +2,9 @@
 
 The first line is ``{"collbench_trace":1, ...}`` with what is known of the rank from the start
 (``RankTrace`` without calls). Each line after it is a call, in the order of the program, or a note:
-an iteration, a group that was made later, calls that are lost, the end. What is there is whole: a
-job that was interrupted leaves what it had, without an end, which the reader tells as lost.
+an iteration, a group that was made later, a call that was begun, calls that are lost, the end. What
+is there is whole: a job that was interrupted leaves what it had, without an end, which the reader
+tells as lost.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ datatype, reduction, root, peer, tag, blocks, when they were issued and when the
 waits, to a file that ``collbench trace`` and ``collbench replay`` read
 (``traces/formats/own.py``).
 
+A call is in the file before the library has it, so that a job that crashes leaves it, and again
+with its end, by a thread, within two seconds of that.
+
 ``interception`` says how calls are seen. Whatever the backend, those of Python and of C++ pass
 there, with their group, in every thread: DDP's reducer, FSDP, DTensor, functional collectives,
 compiled code. Torch's profiler, with or without an ExecutionTraceObserver, sees the same operators
@@ -263,7 +266,7 @@ class Recorder:
         if not self._passed:
             return "no iteration ended: is recorder.step() called in each?"
         iterations = format_count(self._passed, "iteration")
-        return f"{iterations} ended, and after={self._after} leaves out as many: give a smaller one"
+        return f"{iterations} ended, and after={self._after} leaves out more: give a smaller after"
 
     @make_harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:

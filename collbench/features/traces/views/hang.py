@@ -86,18 +86,18 @@ def _describe_other(hang: Hang) -> str:
         return f"ranks disagree {where}: {calls}"
     return (
         f"{calls} {where}, where {in_words(usual)} called {describe_call(front.call, front.group)}"
-        f"{_describe_skipped(front)}"
+        f"{describe_skipped([*front.odd], front.skipped, front.group)}"
     )
 
 
-def _describe_skipped(front: Front) -> str:
-    """A clause on the calls that the odd ranks left out."""
-    if not front.skipped:
+def describe_skipped(ranks: Sequence[int], calls: Sequence[Call], group: Group) -> str:
+    """A clause on calls of a group that ranks skipped; empty where there are none."""
+    if not calls:
         return ""
-    first, *more = next(iter(front.skipped.values()))
-    line = f" ({first.source})" if first.source else ""
-    beside = f" and {format_count(len(more), 'call')} after it" if more else ""
-    return f": {in_words([*front.skipped])} skipped that{line}{beside}, going by earlier calls"
+    line = f" ({calls[0].source})" if calls[0].source else ""
+    more = f" and {format_count(len(calls) - 1, 'call')} after it" if len(calls) > 1 else ""
+    call = describe_call(calls[0], group)
+    return f": {in_words(ranks)} skipped {call}{line}{more}, going by earlier calls"
 
 
 def _describe_unequal(hang: Hang) -> str:

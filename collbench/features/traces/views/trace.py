@@ -137,7 +137,11 @@ def _describe_disagreement(verdict: Judged) -> Headline:
     first = verdict.disagreements[0]
     where = f"#{first.number} of {hung.describe_group(first.group)}"
     if verdict.disagree:
-        return Headline(f"ranks disagree on operation {where}", "bad")
+        skipped = ""
+        if verdict.skipping:
+            _, odd, calls = verdict.skipping
+            skipped = hung.describe_skipped([*odd], calls, first.group)
+        return Headline(f"ranks disagree on operation {where}{skipped}", "bad")
     doubt = "the library's numbers of them are not known, and ranks' traces may begin apart"
     return Headline(f"ranks seem to disagree on operation {where}: {doubt}", "notice")
 

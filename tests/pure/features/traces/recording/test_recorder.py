@@ -444,7 +444,7 @@ def test_where_no_iteration_ends_a_warning_says_what_to_do(tmp_path: Path) -> No
 def test_where_fewer_iterations_ended_than_are_left_out_the_warning_has_their_numbers(
     tmp_path: Path,
 ) -> None:
-    expected = r"2 iterations ended, and after=20 leaves out as many"
+    expected = r"2 iterations ended, and after=20 leaves out more"
     with (
         pytest.warns(RuntimeWarning, match=expected),
         collbench.record(tmp_path, after=20) as recorder,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.analysis.operations import Group
+from collbench.features.traces.formats import own
 from collbench.features.traces.types import EARLIER, Call, Lost, Trace
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views import trace as view
@@ -78,7 +79,19 @@ def test_the_rank_that_skipped_a_call_is_told_with_its_line() -> None:
     whole, skipping = [a, b, a, b, ("all_reduce", {**a[1], **IN, "nbytes": 4})], [a, b, a, b, b]
     assert words(calls_of(*whole), calls_of(*skipping)) == (
         "rank 1 called all_reduce of 8 B float as #5 on world (0,1), where rank 0 called all_reduce"
-        " of 4 B float: rank 1 skipped that (a:1), going by earlier calls"
+        " of 4 B float: rank 1 skipped all_reduce of 4 B float (a:1), going by earlier calls"
+    )
+
+
+def test_the_rank_that_skipped_a_call_is_told_where_no_call_has_a_state() -> None:
+    """As where the whole job is killed at once; rank 1 goes on to a further call."""
+    a, b = (("all_reduce", {"nbytes": n, "source": s}) for n, s in ((4, "a:1"), (8, "a:2")))
+    made = trace(calls_of(a, b, a, b, a), calls_of(a, b, a, b, b, a), form=own.FORM)
+    verdict = judge_trace(made)
+    assert verdict.disagree
+    assert view.make_headline(verdict).text == (
+        "ranks disagree on operation #5 of world (0,1): rank 1 skipped all_reduce of 4 B float"
+        " (a:1), going by earlier calls"
     )
 
 
