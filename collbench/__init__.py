@@ -69,11 +69,12 @@ def record(
     has made its step. One that makes several an iteration needs ``optimizer=False``, and
     ``recorder.step()``. As in
 
-        recorder = collbench.record("trace/", steps=3, after=2)
+        recorder = collbench.record("trace/", steps=12, after=2)
 
-    anywhere before the loop, or around it, where leaving the block ends the recording
+    anywhere before the loop, or around it, where leaving the block ends the recording (three steps
+    are enough to replay one; to name a slow one of two ranks it takes 11)
 
-        with collbench.record("trace/", steps=3, after=2) as recorder:
+        with collbench.record("trace/", steps=12, after=2) as recorder:
 
     Steps take longer while it records, on two full cores by 0.4 to 1.8 ms of CPU a call, so that a
     step of a second hardly feels it and a short one with many calls does (reports/recording.md):

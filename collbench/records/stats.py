@@ -25,6 +25,7 @@ PerRank = Sequence[Sequence[int]] | npt.NDArray[np.floating | np.integer]
 BLOCK = 10  # samples: the least measured between two looks at the data, and a block of warm-up
 
 NAMING = 20  # samples from which on a rank is named that comes late
+FEWEST_STEPS = 3  # as many where a sample is a step of a job, each of several operations
 
 TINY = float(np.finfo(float).tiny)
 
@@ -285,7 +286,7 @@ def _late_times(per_rank: PerRank, starts: PerRank) -> Floats:
     return np.asarray(durations.max(axis=0) - durations)
 
 
-def find_straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
+def find_straggler(per_rank: PerRank, starts: PerRank = (), fewest: int = NAMING) -> int | None:
     """The rank that comes last too often for chance (binomial against 1/p, Holm over ranks, p <
     .001) and by too much.
 
@@ -293,11 +294,11 @@ def find_straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
     given, else from durations as in lateness, and valid where that is. Chance is reckoned with
     N_eff of "came last", as lateness may wander. Too much: half of the time by more than 5 % of the
     median slowest duration. Ties name nobody; of several such ranks, the one last most often. None
-    with one rank or fewer than NAMING samples.
+    with one rank or less than the ``fewest`` samples.
     """
     ranks = len(per_rank)
     n = len(per_rank[0]) if ranks else 0
-    if ranks < 2 or n < NAMING:
+    if ranks < 2 or n < fewest:
         return None
     late = _late_times(per_rank, starts)
     latest = late == late.max(axis=0)
@@ -314,6 +315,14 @@ def find_straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
         if surely and median(late[r]) > limit:
             candidates.append((last[r], r))
     return max(candidates, default=(0, None))[1]
+
+
+def samples_to_name(ranks: int, share: float) -> int:
+    """From how many samples on ``find_straggler`` may name one of ``ranks`` that comes last to this
+    share of them; 1000 where that is no less."""
+    numbers = range(FEWEST_STEPS, 1000)
+    tails = ((n, _binomial_tail(n, 1 / ranks, int(n * share))) for n in numbers)
+    return next((n for n, tail in tails if tail * ranks < 0.001), 1000)
 
 
 def find_dawdler(per_rank: PerRank, starts: PerRank) -> int | None:

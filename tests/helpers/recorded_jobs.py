@@ -261,7 +261,7 @@ def left() -> dict[str, Any]:
         "wrapped": [
             n for owner, n in owners.items() if "instancemethod" not in str(type(owner.__dict__[n]))
         ],
-        "threads": [t.name for t in threading.enumerate() if t.name == "collbench-record"],
+        "threads": [t.name for t in threading.enumerate() if t.name.startswith("collbench")],
     }
 
 

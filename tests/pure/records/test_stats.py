@@ -418,6 +418,7 @@ def test_late_ranks_need_ranks_samples_and_differences() -> None:
     late = durations(np.random.default_rng(19), 4, 20, late=0.5).astype(int).tolist()
     assert stats.find_straggler(late) == 0
     assert stats.find_straggler([row[:19] for row in late]) is None
+    assert stats.find_straggler([row[:19] for row in late], fewest=19) == 0
     assert stats.find_straggler(late[:1]) is None
     assert stats.find_straggler([]) is None
     assert stats.find_straggler([[100] * 50, [100] * 50]) is None

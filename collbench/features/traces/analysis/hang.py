@@ -30,15 +30,29 @@ Cause = Literal[
 ]
 
 
+HISTORY = 1000  # calls before the one that differs, whose order tells which was skipped
+
+
+class Skipping(NamedTuple):
+    """Ranks that skipped calls of their group: what they call where others call ``usual``, by rank,
+    and the calls that they skipped, in their order."""
+
+    usual: Call
+    odd: Mapping[int, Call]
+    calls: tuple[Call, ...]
+
+
 class Front(NamedTuple):
     """The first operation of a group, or message, that not all of its ranks are through with.
-    Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices have
-    begun it, but theirs has not; ``missing``: their trace ends without it; ``silent``: there is no
-    trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
-    ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
-    -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
-    told. ``unequal`` are blocks of which sender and receiver have different sizes; where no blocks
-    are told, ``sizes_differ`` if ranks differ in the size of the exchange."""
+    Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices
+    have begun it, but theirs has not; ``missing``: their trace ends without it; ``silent``:
+    there is no trace of theirs; ``unknown``: their trace begins only after it, or does not
+    tell. ``odd`` are calls that do not fit the others'. ``before`` is the number that all
+    completed last, -1 where there is none. ``since_ns`` is when the first of those waiting
+    called it, -1 if not told. ``skipped`` are calls that the odd ranks left out, where calls
+    before show their order. ``unequal`` are blocks of which sender and receiver have different
+    sizes; where no blocks are told, ``sizes_differ`` if ranks differ in the size of the
+    exchange."""
 
     group: Group
     number: int
@@ -54,6 +68,7 @@ class Front(NamedTuple):
     since_ns: int
     unequal: tuple[Block, ...] = ()
     sizes_differ: bool = False
+    skipped: tuple[Call, ...] = ()
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -213,9 +228,59 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
         is_odd = meeting.is_matched and bool(meeting.odd)
         is_stuck = "missing" in statuses_seen or alone or is_odd
         if "in" in statuses_seen or ("called" in statuses_seen and is_stuck):
-            return _as_front(meeting, statuses, before)
+            front = _as_front(meeting, statuses, before)
+            skipping = find_skipping(meeting, ordered)
+            if skipping is None:
+                return front
+            call, odd, skipped = skipping
+            return front._replace(call=call, odd=odd, skipped=skipped)
         before = meeting.number
     return None
+
+
+def find_skipping(meeting: Meeting, earlier: Iterable[Meeting]) -> Skipping | None:
+    """The ranks that skipped calls of their group, None where ``earlier`` meetings do not tell.
+
+    What the others call was called before after the same calls as now. More of these are the same
+    than before what the skipping ranks call: if any are there, a whole iteration of them. And what
+    the skipping ranks call came later then.
+    """
+    calls = meeting.calls
+    if not meeting.odd or not meeting.is_matched or len({*map(_key, calls.values())}) != 2:
+        return None
+    same_group = (m for m in earlier if m.group == meeting.group and m.number < meeting.number)
+    earlier = sorted(same_group, key=lambda m: m.number)[-HISTORY:]
+    counts: dict[int, dict[int, int]] = {}  # of the same calls before, by rank and place
+    for rank in {_key(call): rank for rank, call in calls.items()}.values():
+        keys = [_key(meeting.calls.get(rank)) for meeting in earlier]
+        places = (at for at, key in enumerate(keys) if key == _key(calls[rank]))
+        counts[rank] = {at: _count_same(keys, at) for at in places}
+    other, usual = sorted(counts, key=lambda rank: max(counts[rank].values(), default=0))
+    least = max(counts[other].values(), default=0)
+    repeated = (
+        at
+        for at, count in counts[usual].items()
+        if count > least and (least == 0 or count >= len(earlier) - at)
+    )
+    begin = max(repeated, default=-1)
+    odd = {rank: call for rank, call in calls.items() if _key(call) == _key(calls[other])}
+    after = range(begin + 1, len(earlier))
+    end = next((at for at in after if _key(earlier[at].calls.get(other)) == _key(calls[other])), 0)
+    if begin < 0 or not end:
+        return None
+    left_out = (meeting.calls.get(other) for meeting in earlier[begin:end])
+    return Skipping(calls[usual], odd, tuple(call for call in left_out if call))
+
+
+def _key(call: Call | None) -> tuple[object, ...]:
+    """By what calls of one line of the program are told from others; nothing for no call."""
+    return (call.kind, call.nbytes, call.dtype, call.root, call.source) if call else ()
+
+
+def _count_same(keys: Sequence[object], at: int) -> int:
+    """How many of the last keys are those before the one ``at``, in their order."""
+    pairs = zip(reversed(keys[:at]), reversed(keys), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), at)
 
 
 def _never_called(rank: RankTrace, meeting: Meeting, last: int | None, numbered: bool) -> bool:

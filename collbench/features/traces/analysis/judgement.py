@@ -9,7 +9,13 @@ from typing import NamedTuple
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import format_count, format_size
 from collbench.features.traces.analysis import times
-from collbench.features.traces.analysis.hang import Hang, find_hang, has_ended
+from collbench.features.traces.analysis.hang import (
+    Hang,
+    Skipping,
+    find_hang,
+    find_skipping,
+    has_ended,
+)
 from collbench.features.traces.analysis.operations import (
     Joined,
     Meeting,
@@ -30,7 +36,8 @@ class Lack(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """All that is told of a trace. ``disagreements`` are those that did not hang the job."""
+    """All that is told of a trace. ``disagreements`` are those that did not hang the job;
+    ``skipping`` who skipped calls before the first of them, where that is known."""
 
     trace: Trace
     matches: Joined
@@ -43,6 +50,7 @@ class Judged(NamedTuple):
     late: tuple[Late, ...]
     exposed: tuple[Exposed, ...]
     shares: tuple[Share, ...]
+    skipping: Skipping | None
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -53,6 +61,8 @@ class Judged(NamedTuple):
     def disagree(self) -> bool:
         """Whether ranks disagree for sure: operations that the library does not number, of which
         some ranks have more than others, or have lost more, may be joined wrongly."""
+        if self.skipping:  # after calls in which they agree
+            return True
         labels = [group.label for group in self.matches.groups]
         counted_anew = labels if self.trace.form == own.FORM else self.matches.by_order
         unsure = {*counted_anew} & _short_ranks(self.matches).keys()
@@ -151,6 +161,7 @@ def judge_trace(trace: Trace) -> Judged:
         tuple(times.find_late(trace, matches, clock.shared)),
         tuple(times.measure_exposed(trace)),
         tuple(times.measure_imbalance(matches)),
+        find_skipping(mismatches[0], matches.meetings) if mismatches else None,
     )
     return verdict._replace(
         lacks=(

@@ -23,6 +23,7 @@ from collbench.features.traces.types import Call, Interval, RankTrace, Trace
 from collbench.features.training.overlap import Spans, common_length, spans_length, union_spans
 from collbench.features.training.step import POINT_TO_POINT, Op
 from collbench.records import stats
+from collbench.records.stats import Floats
 
 
 def last_to_come(meeting: Meeting, shared: bool) -> int | None:
@@ -316,7 +317,10 @@ class Late(NamedTuple):
     """A rank of a group, in the ``ops`` that no rank leaves before all have come: how often it was
     the ``last`` one to come, how late it is in the middle of all (``by`` ns after the first), and
     for how long the one that came before it stood still meanwhile (``cost``; once where it did for
-    several). ``surely``: it is last more often than by chance, and by more than is little."""
+    several). ``surely``: it is last more often than by chance, and by more than is little. Chance
+    is reckoned by the ``steps`` in which these operations lie, as those of one step depend on each
+    other, and in how many (``last_steps``) it comes last by the sum; by operations where no steps
+    are marked, 0."""
 
     group: Group
     rank: int
@@ -325,26 +329,34 @@ class Late(NamedTuple):
     by: float
     cost: int
     surely: bool
+    steps: int = 0
+    last_steps: int = 0
 
 
 def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
-    """Ranks by what their being late costs; of clocks that are not shared read off how long an
-    operation takes on each rank, as the last one to come waits for nobody."""
+    """Ranks by what their being late costs, after those that are ``surely`` late; of clocks that
+    are not shared read off how long an operation takes on each rank, as the last one to come waits
+    for nobody."""
     by_group: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in matches.meetings:
         if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.time:
             by_group[meeting.group].append(meeting)
     still = {rank.rank: union_spans(_list_waits(rank)) for rank in trace.ranks if not rank.busy}
+    steps = {rank.rank: rank.steps for rank in trace.ranks}
     late_ranks = [
         late
         for group, meetings in by_group.items()
-        for late in _find_late(group, meetings, shared, still)
+        for late in _find_late(group, meetings, shared, still, steps)
     ]
-    return sorted(late_ranks, key=lambda late: (-late.cost, -late.last, late.rank))
+    return sorted(late_ranks, key=lambda e: (not e.surely, -e.cost, -e.last, e.rank))
 
 
 def _find_late(
-    group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
+    group: Group,
+    meetings: Sequence[Meeting],
+    shared: bool,
+    still: Mapping[int, Spans],
+    steps: Mapping[int, Sequence[Interval]],
 ) -> Iterator[Late]:
     """For each rank of a group how often it came last, by how much, and what that cost the others,
     in the operations that all of the ranks called."""
@@ -365,7 +377,13 @@ def _find_late(
     before = np.argsort(came, axis=0, kind="stable")[-2]
     ahead = ordered[-1] - ordered[-2]
     last = (came == ordered[-1]) & (ahead > 0)
-    straggler = stats.find_straggler(took, starts)
+    first = [meeting.calls[ranks[0]] for meeting in meetings]
+    took_sums, sums = (_sum_by_step(values, first, steps[ranks[0]]) for values in (took, came))
+    last_steps = (sums == sums.max(axis=0)) & (sums > sums.min(axis=0))
+    if sums.shape[1]:
+        straggler = stats.find_straggler(took_sums, sums, stats.FEWEST_STEPS)
+    else:
+        straggler = stats.find_straggler(took, came)
     for at, (rank, by) in enumerate(zip(ranks, stats.measure_lateness(took, starts), strict=True)):
         times = last[at]
         stood: list[Interval] = []
@@ -378,7 +396,23 @@ def _find_late(
                 (end - gap + low - begin, end - gap + high - begin) for low, high in overlapping
             )
         cost = spans_length(union_spans(stood))
-        yield Late(group, rank, len(meetings), int(times.sum()), by, cost, at == straggler)
+        of_steps = sums.shape[1], int(last_steps[at].sum())
+        yield Late(
+            group, rank, len(meetings), int(times.sum()), by, cost, at == straggler, *of_steps
+        )
+
+
+def _sum_by_step(values: Floats, calls: Sequence[Call], steps: Sequence[Interval]) -> Floats:
+    """Values of operations by rank, summed over those that lie in a step, by rank and step.
+    ``calls`` are of the rank whose ``steps`` they are."""
+    times = [call.issued_ns if call.issued_ns >= 0 else call.begins_ns for call in calls]
+    begins, ends = np.array(sorted(steps), dtype=np.int64).reshape(-1, 2).T
+    at = np.searchsorted(begins, times, "right") - 1
+    inside = np.array([i >= 0 and ns < ends[i] for i, ns in zip(at, times, strict=True)])
+    numbers, places = np.unique(at[inside], return_inverse=True)
+    sums = np.zeros((len(numbers), len(values)))
+    np.add.at(sums, places, values[:, inside].T)
+    return sums.T
 
 
 def _cut_to_window(spans: Spans, window: Interval) -> Iterator[Interval]:

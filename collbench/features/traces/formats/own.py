@@ -2,8 +2,9 @@
 
 The first line is ``{"collbench_trace":1, ...}`` with what is known of the rank from the start
 (``RankTrace`` without calls). Each line after it is a call, in the order of the program, or a note:
-an iteration, a group that was made later, calls that are lost, the end. What is there is whole: a
-job that was interrupted leaves what it had, without an end, which the reader tells as lost.
+an iteration, a group that was made later, a call that was begun, calls that are lost, the end. What
+is there is whole: a job that was interrupted leaves what it had, without an end, which the reader
+tells as lost.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gzip
 import os
 import re
 import stat
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -72,8 +74,10 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     """A line that is no call: an iteration's begin and end, a ``group`` with its ``ranks`` and what
     people call it, calls that are lost, the end of a call that was written before it ended
     (``late``, with its place, -1 where it was only begun to be waited for, and the ``peer`` of a
-    message), ``until`` when all calls are in the file, or when the recording ``ended``; ``broken``:
-    because the job did, or by an error; ``fake``: the rank's GPU is one."""
+    message), a call that is ``begun``, with its place, which is written before the library has it
+    and counts where the job crashed before the call was written, ``until`` when all calls are in
+    the file, or when the recording ``ended``; ``broken``: because the job did, or by an error;
+    ``fake``: the rank's GPU is one."""
 
     step: Interval | None = None
     group: str | None = None
@@ -82,6 +86,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     lost: Lost | None = None
     late: tuple[Whole, Known] | None = None
     peer: Known = -1
+    begun: tuple[Whole, Call] | None = None
     until: Known | None = None
     ended: Known | None = None
     broken: bool = False
@@ -112,6 +117,7 @@ class Writer:
 
     def __init__(self, path: Path, about: RankTrace) -> None:
         files.refuse_foreign_file(path, MARK, "another folder")
+        self._lock = threading.RLock()
         self._path = path.absolute()  # the job may go to another folder
         self._file = files.open_private(path)
         head = encode_json(replace(about, calls=())).decode()
@@ -120,9 +126,16 @@ class Writer:
 
     def write(self, lines: Iterable[Call | Note]) -> None:
         """Write these lines and hand them to the operating system."""
-        self._return_to_its_path()
-        self._file.writelines(encode_json(line).decode() + "\n" for line in lines)
-        self._file.flush()
+        with self._lock:
+            self._return_to_its_path()
+        self.append(lines)
+
+    def append(self, lines: Iterable[Call | Note]) -> None:
+        """As ``write``, without a look at whether the file is still at its path."""
+        text = "".join(encode_json(line).decode() + "\n" for line in lines)
+        with self._lock:
+            self._file.write(text)
+            self._file.flush()
 
     def _return_to_its_path(self) -> None:
         """Write what was recorded so far to the path again if the file there was removed. Raises
@@ -145,7 +158,8 @@ class Writer:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with self._lock:
+            self._file.close()
 
 
 def read_job(paths: Sequence[Path]) -> Trace:
@@ -273,6 +287,7 @@ class _Reader:
         self._note = msgspec.json.Decoder(Note)
         self._calls: list[Call] = []
         self._notes: list[Note] = []
+        self._unwritten: dict[int, tuple[str, Call]] = {}  # by place, with the line's
         self._lost: list[Lost] = []  # calls of unknown kinds, as one, and why of the first
         self._lost_numbers: dict[str, list[int]] = {}
         self.head: _Head | None = None
@@ -285,9 +300,12 @@ class _Reader:
             if self.head is None:
                 self.head = self._begun(where, msgspec.json.decode(raw, type=_Head))
             elif self.CALL.match(raw):
+                self._unwritten.pop(len(self._calls), None)
                 self._calls.append(self._checked(where, self._call.decode(raw)))
+            elif begun := (note := self._note.decode(raw)).begun:
+                self._unwritten[begun[0]] = where, begun[1]
             else:
-                self._notes.append(self._note.decode(raw))
+                self._notes.append(note)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             if self.head is not None and not raw.endswith(b"\n"):
                 self.cut = f"line {number:,}"
@@ -335,6 +353,17 @@ class _Reader:
         self._lost_numbers.setdefault(call.group, []).append(call.number)
         return Call("mark", issued_ns=call.issued_ns, phase=call.phase, source=call.source)
 
+    def _add_begun(self) -> None:
+        """Add the calls that a job had begun when it crashed, and of which nothing else was
+        written, with marks where waits were. Raises UsageError."""
+        for place, (where, call) in sorted(self._unwritten.items()):
+            if place >= MOST_CALLS:
+                raise UsageError(f"{where}: more than {MOST_CALLS:,} calls", "record fewer steps")
+            mark = Call("mark", issued_ns=call.issued_ns)
+            self._calls += [mark] * (place - len(self._calls))
+            self._calls.append(self._checked(where, call))
+        self._unwritten.clear()
+
     @property
     def span(self) -> Interval | None:
         """The interval from the first call to the end of the recording, as far as the file goes;
@@ -350,10 +379,11 @@ class _Reader:
             raise UsageError(f"{self._path}: the file is empty", HINT)
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}
         group_notes = {note.group: note for note in self._notes if note.group is not None}
-        lost = [*self._lost, *(note.lost for note in self._notes if note.lost)]
         end = next((note for note in self._notes if note.ended is not None), None)
         if end is None:
-            lost.append(Lost(INTERRUPTED))
+            self._add_begun()
+        lost = [*self._lost, *(note.lost for note in self._notes if note.lost)]
+        lost += [Lost(INTERRUPTED)] * (end is None)
         went_on = end is not None and not end.broken
         until = -1 if end else max((note.until or 0 for note in self._notes), default=0)
         until = 0 if went_on or any(loss.calls for loss in lost) else until

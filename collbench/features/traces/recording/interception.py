@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
@@ -29,10 +28,6 @@ KEY = "BackendSelect"
 TORCH = torch.__path__[0]
 # how ReduceOp numbers them
 REDUCTIONS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
-UNTOLD = (
-    f"collbench.record: torch {torch.__version__} does not tell which reduction a call makes: all"
-    " are recorded as sum; a newer torch tells"
-)
 WRAPPERS = ("typing_extensions.py", "contextlib.py")
 TYPES = {
     **{getattr(torch, dtype.torch): dtype.name for dtype in DTYPES.values()},
@@ -157,12 +152,9 @@ def _give_type(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> st
 
 
 def name_reduction(op: Any) -> str:
-    """collbench's name of a reduction of C++, of which torch takes long to tell. "sum" where torch
-    does not tell at all, as 2.6: bytes are the same, and that is warned of once."""
-    if not hasattr(op, "op"):
-        warnings.warn(UNTOLD, RuntimeWarning, stacklevel=2)
-        return "sum"
-    return REDUCTIONS[op.op()]
+    """collbench's name of a reduction of C++, of which torch takes long to tell; nothing where
+    torch does not tell at all, as 2.6."""
+    return REDUCTIONS[op.op()] if hasattr(op, "op") else ""
 
 
 def _give_further(fields: dict[str, Any], given: Arguments, group: ProcessGroup) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
@@ -25,6 +27,10 @@ MOST_HELD = 50_000  # calls in memory that are not written yet
 MOST_UNWAITED = 1024  # works of the job that are kept until they are waited for
 MOST_UNREAD = 32  # reductions that are kept as C++ has them, to be read together
 HELD_S = 10.0  # until a call that has not ended is written without its end
+UNTOLD = (
+    f"torch {torch.__version__} does not tell which reduction a call makes: all are recorded as"
+    " sum; a newer torch tells"
+)
 WAITED_LATE = "waits for calls that were issued more than an iteration before"
 
 Clock = Callable[[], int]
@@ -35,6 +41,18 @@ def make_clock() -> Clock:
     """Nanoseconds since the epoch, without the steps of the wall clock after now."""
     offset = time.time_ns() - time.perf_counter_ns()
     return lambda: time.perf_counter_ns() + offset
+
+
+class Place(NamedTuple):
+    """The line of the script that warnings are shown at: the one that began the recording."""
+
+    file: str
+    line: int
+
+    def warn(self, message: str) -> None:
+        """Warn of ``message``. Raises it where warnings are errors."""
+        text = f"collbench.record: {message}"
+        warnings.warn_explicit(text, RuntimeWarning, self.file, self.line)
 
 
 class Seen:
@@ -104,8 +122,9 @@ class Program:
     """What a rank has done so far. What can be written leaves it, so that no more than
     ``MOST_HELD`` calls are in memory."""
 
-    def __init__(self, now: Clock) -> None:
-        self._now = now
+    def __init__(self, now: Clock, place: Place) -> None:
+        self._now, self._place = now, place
+        self._warned = False  # that reductions are not known
         self._lock = threading.RLock()  # a signal's handler may come within, and communicate
         self._calls: deque[Seen] = deque()
         self._notes: list[Line] = []
@@ -126,6 +145,7 @@ class Program:
         self._forgotten_fills: set[int] = set()  # addresses of what their calls fill
         self._tasks: dict[int, list[Seen]] = {}  # calls of backward passes
         self._observers: dict[str, queue.SimpleQueue[tuple[Seen, Any] | None]] = {}
+        self._threads: list[threading.Thread] = []  # of the observers
 
     def add(self, fields: dict[str, Any], group: ProcessGroup, why: str = "") -> Seen | None:
         """A call more; None where it is lost, as for a reason ``why``."""
@@ -154,7 +174,11 @@ class Program:
         had it, and take pages anew in each step."""
         unread, self._unread = self._unread, []
         for fields in unread:
-            fields["op"] = name_reduction(fields["op"])
+            name = name_reduction(fields["op"])
+            fields["op"] = name or "sum"  # of which bytes are the same
+            if not name and not self._warned:
+                self._warned = True
+                self._place.warn(UNTOLD)
 
     def take_back(self, call: Seen, error: str) -> None:
         """A call that raised an error instead of being made: no other rank sees anything of it."""
@@ -340,7 +364,9 @@ class Program:
                 self._observers[group] = queue.SimpleQueue()
                 about = (self._observers[group], self._now)
                 name = "collbench-ends"
-                threading.Thread(target=_observe_calls, args=about, name=name, daemon=True).start()
+                thread = threading.Thread(target=_observe_calls, args=about, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
             self._observers[group].put((call, future))
 
     @property
@@ -348,6 +374,15 @@ class Program:
         """Whether there are calls whose end is still to be learned."""
         with self._lock:
             return any(observed.future is not None for observed in self._calls)
+
+    def begin(self, observed: Seen) -> list[Line]:
+        """The lines to write before a call is handed on, so that the file of a job that crashes in
+        it has it, with its group."""
+        with self._lock:
+            notes, self._notes = self._notes, []
+            fields = {name: value for name, value in observed.fields.items() if name != "op"}
+        call = Call(**fields, issued_ns=observed.issued, waits=observed.waits)
+        return [*notes, own.Note(begun=(observed.index, call))]
 
     def ready(self) -> list[Line]:
         """The calls that can be written: no call before them may still change."""
@@ -393,8 +428,16 @@ class Program:
             lines += [own.Note(lost=Lost(why, *sums)) for why, sums in self._lost.items()]
         return [*lines, own.Note(ended=self._now(), broken=broken)]
 
-    def close(self) -> None:
-        """Lets go of all that belongs to the job."""
+    def close(self, patience: float) -> None:
+        """Lets go of all that belongs to the job, and returns when observing threads have ended,
+        or after ``patience`` seconds: one that comes out of torch while Python ends would abort
+        the process ("terminate called without an active exception")."""
+        self._let_go()
+        until = time.monotonic() + patience
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _let_go(self) -> None:
         with self._lock:
             for observed in self._observers.values():
                 observed.put(None)

@@ -5,6 +5,9 @@ datatype, reduction, root, peer, tag, blocks, when they were issued and when the
 waits, to a file that ``collbench trace`` and ``collbench replay`` read
 (``traces/formats/own.py``).
 
+A call is in the file before the library has it, so that a job that crashes leaves it, and again
+with its end, by a thread, within two seconds of that.
+
 ``interception`` says how calls are seen. Whatever the backend, those of Python and of C++ pass
 there, with their group, in every thread: DDP's reducer, FSDP, DTensor, functional collectives,
 compiled code. Torch's profiler, with or without an ExecutionTraceObserver, sees the same operators
@@ -33,9 +36,9 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -51,7 +54,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from collbench.core import files
 from collbench.core.errors import first_line
-from collbench.core.text import print_message, readable_text
+from collbench.core.text import format_count, print_message, readable_text
 from collbench.features.traces.formats import own
 from collbench.features.traces.recording.interception import (
     Arguments,
@@ -64,7 +67,12 @@ from collbench.features.traces.recording.interception import (
     read_call,
     work_of,
 )
-from collbench.features.traces.recording.program import Line, Program, Seen, make_clock
+from collbench.features.traces.recording.program import (
+    Place,
+    Program,
+    Seen,
+    make_clock,
+)
 from collbench.features.traces.types import RankTrace
 from collbench.features.training.step import POINT_TO_POINT
 from collbench.machine.gpu import is_fake
@@ -72,6 +80,8 @@ from collbench.machine.gpu import is_fake
 PAUSE_S = 2.0  # between two looks for what can be written
 AT_ONCE_S = 1.0  # until a call that cannot be made raises its error
 PATIENCE_S = 5.0  # at the end, for calls that have not ended, and for the disk
+JOIN_S = 1.0  # at the end, for threads that have nothing more to do
+PACKAGE = f"{Path(files.__file__).parents[1]}/"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,7 +121,8 @@ class Recorder:
         self._folder, self._steps, self._after = folder, steps, after
         self._of_optimizer = optimizer
         self._now = make_clock()
-        self._program = Program(self._now)
+        self._place = _find_script(sys._getframe())
+        self._program = Program(self._now, self._place)
         self._interception, self._lines = Interception(self), Lines()
         self._began = -1  # this iteration, while recording
         self._passed, self._by_hand = 0, False
@@ -120,7 +131,8 @@ class Recorder:
         self._writer: threading.Thread | None = None
         self._wake = threading.Event()
         self._local = threading.local()
-        self._about: RankTrace | None = None
+        self._opening = threading.RLock()
+        self._file: own.Writer | None = None
         self._knows_gpu = False
         self._said_why = False  # that it failed
         self._broken = False  # ended with the job, or by an error
@@ -170,7 +182,7 @@ class Recorder:
         why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
         complaint = f"{why}; nothing more is recorded, the job goes on"
         try:
-            warnings.warn(f"collbench.record: {complaint}", RuntimeWarning, stacklevel=2)
+            self._place.warn(complaint)
         except Exception:  # where warnings are errors
             print_message(f"record: {complaint}")
 
@@ -242,12 +254,19 @@ class Recorder:
             if not self._interception.remove(patience):
                 self.give_up("another thread is within a call, so that hooks stay in place")
             if self._writer is None:
-                self.give_up("no iteration ended: is recorder.step() called in each?")
+                self.give_up(self._explain_nothing())
         except Exception as e:
             self.give_up(e)
         self.over = True
         self._local = threading.local()  # which holds works of the job
         self._wake.set()
+
+    def _explain_nothing(self) -> str:
+        """Why the recording ended before it began."""
+        if not self._passed:
+            return "no iteration ended: is recorder.step() called in each?"
+        iterations = format_count(self._passed, "iteration")
+        return f"{iterations} ended, and after={self._after} leaves out more: give a smaller after"
 
     @make_harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:
@@ -257,8 +276,7 @@ class Recorder:
         what = read_call(row, given)
         if what is None:
             return None
-        if self._about is None:
-            self._about = _describe_rank(what.device)
+        file = self._file or self._open(what.device)
         self._mark_fake_gpu()
         if self._knows_gpu and torch.cuda.is_current_stream_capturing():
             self._program.lose("calls that a CUDA graph captures; their repetitions are not seen")
@@ -276,8 +294,19 @@ class Recorder:
             engine.queue_callback(lambda: self._backward_done(task))
         if task == -1 and not what.waits and blocks_until_done(frame):
             observed.waits = True
+        file.append(self._program.begin(observed))
         observed.issued = self._now()
         return observed
+
+    def _open(self, device: str) -> own.Writer:
+        """The file of this rank, which is made with the first call. Raises what the folder
+        raises."""
+        with self._opening:  # of several threads, and of a signal's handler
+            if self._file is None:
+                about = _describe_rank(device)
+                path = Path(self._folder) / own.file_name(about.rank)
+                self._file = own.Writer(path, about)
+            return self._file
 
     def _mark_fake_gpu(self) -> None:
         """Marks the recording once this process uses a GPU that is a fake."""
@@ -396,35 +425,33 @@ class Recorder:
     def _write(self) -> None:
         """Write recorded calls to the file as they end, until the recording is over; the writing
         thread runs this."""
-        file: own.Writer | None = None
         try:
             while not self.over:
                 self._wake.wait(PAUSE_S)
-                if self._about is not None:  # else marks of iterations are kept for the file
-                    file = self._write_lines(file, self._program.ready())
+                if self._file is not None:  # else marks of iterations are kept for the file
+                    self._file.write(self._program.ready())
             until = time.monotonic() + PATIENCE_S
             while self._program.watching and time.monotonic() < until:
                 time.sleep(0.01)
-            file = self._write_lines(file, self._program.rest(self._broken))
-            if file is None:
+            lines = self._program.rest(self._broken)
+            if self._file is None:
                 self.give_up("no call between ranks was made, so that there is no file")
+            else:
+                self._file.write(lines)
         except Exception as e:
             self.give_up(e)
         finally:
-            self._program.close()
             with suppress(OSError):
-                if file is not None:
-                    file.close()
+                if self._file is not None:
+                    self._file.close()
+            self._program.close(JOIN_S)
 
-    def _write_lines(self, file: own.Writer | None, lines: list[Line]) -> own.Writer | None:
-        """Write ``lines`` to ``file``, which the first ones open. Returns the file, None while
-        there is none."""
-        if not lines or self._about is None:
-            return file
-        if file is None:
-            file = own.Writer(Path(self._folder) / own.file_name(self._about.rank), self._about)
-        file.write(lines)
-        return file
+
+def _find_script(frame: FrameType | None) -> Place:
+    """The innermost line that is not collbench's."""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back:
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno) if frame else Place("script", 1)
 
 
 def _describe_rank(device: str) -> RankTrace:

@@ -64,11 +64,11 @@ def _describe_missing(hang: Hang) -> str:
 def _describe_silent(hang: Hang) -> str:
     front = hang.fronts[0]
     plural = len(hang.culprits) > 1
-    why = "they crashed, or their files" if plural else "it crashed, or its file"
+    crashed, lacking = ("they", "their files are") if plural else ("it", "its file is")
     return (
         f"there is no trace of {in_words(hang.culprits)}, and {_describe_waiting(front)} in"
-        f" {describe_operation(front)}{_describe_since(front)}: {why}"
-        f" {'are' if plural else 'is'} not among these"
+        f" {describe_operation(front)}{_describe_since(front)}: {crashed} crashed, maybe by"
+        f" another rank's fault, or {lacking} not among these"
     )
 
 
@@ -86,7 +86,18 @@ def _describe_other(hang: Hang) -> str:
         return f"ranks disagree {where}: {calls}"
     return (
         f"{calls} {where}, where {in_words(usual)} called {describe_call(front.call, front.group)}"
+        f"{describe_skipped([*front.odd], front.skipped, front.group)}"
     )
+
+
+def describe_skipped(ranks: Sequence[int], calls: Sequence[Call], group: Group) -> str:
+    """A clause on calls of a group that ranks skipped; empty where there are none."""
+    if not calls:
+        return ""
+    line = f" ({calls[0].source})" if calls[0].source else ""
+    more = f" and {format_count(len(calls) - 1, 'call')} after it" if len(calls) > 1 else ""
+    call = describe_call(calls[0], group)
+    return f": {in_words(ranks)} skipped {call}{line}{more}, going by earlier calls"
 
 
 def _describe_unequal(hang: Hang) -> str:

@@ -41,6 +41,7 @@ from collbench.show.document import (
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
 SHORT = 3  # groups on which ranks lack operations that the headline names
+OFTEN = 0.75  # of iterations or operations: a rank that is last to fewer is not spoken of
 SUSPECT = 0.1  # of the time traced: what waiting for a rank costs before it is spoken of
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
 MORE = (
@@ -136,7 +137,11 @@ def _describe_disagreement(verdict: Judged) -> Headline:
     first = verdict.disagreements[0]
     where = f"#{first.number} of {hung.describe_group(first.group)}"
     if verdict.disagree:
-        return Headline(f"ranks disagree on operation {where}", "bad")
+        skipped = ""
+        if verdict.skipping:
+            _, odd, calls = verdict.skipping
+            skipped = hung.describe_skipped([*odd], calls, first.group)
+        return Headline(f"ranks disagree on operation {where}{skipped}", "bad")
     doubt = "the library's numbers of them are not known, and ranks' traces may begin apart"
     return Headline(f"ranks seem to disagree on operation {where}: {doubt}", "notice")
 
@@ -190,7 +195,8 @@ def _describe_fine(verdict: Judged) -> Headline:
             "no hang: all ranks made and completed the same calls, as far as these can be read"
         )
         return Headline(f"{sentence}{remarks}", "notice")
-    return Headline(f"no hang: all ranks made the same calls and completed them{remarks}", "good")
+    sentence = f"no hang: all ranks made the same calls and completed them{remarks}"
+    return Headline(sentence, "notice" if _describe_suspect(verdict) else "good")
 
 
 def _describe_lacking(verdict: Judged) -> str:
@@ -237,13 +243,18 @@ def _describe_suspect(verdict: Judged) -> str:
     blame it."""
     traced = _measure_traced(verdict)
     for late in verdict.late:
-        often = 2 * late.last > late.ops and late.ops < stats.NAMING
-        if often and late.cost > SUSPECT * traced > 0:
+        share = late.last_steps / late.steps if late.steps else late.last / late.ops
+        enough = stats.samples_to_name(len(late.group.ranks), share) if late.steps else stats.NAMING
+        if share < OFTEN or (late.steps or late.ops) >= enough:
+            continue
+        if late.cost > SUSPECT * traced > 0:
+            marked = f", in {late.last_steps} of {late.steps} iterations" if late.steps else ""
+            more = f"; record at least {enough} iterations" if late.steps else ""
             return (
                 f"; rank {late.rank} came last to {late.last} of {late.ops} operations of"
-                f" {hung.describe_group(late.group)}, and others waited"
-                f" {format_duration(late.cost)} for it: too few operations to tell chance from a"
-                " slow rank"
+                f" {hung.describe_group(late.group)}{marked}, and others waited"
+                f" {format_duration(late.cost)} for it: too few"
+                f" {'iterations' if marked else 'operations'} to tell chance from a slow rank{more}"
             )
     return ""
 
@@ -427,11 +438,13 @@ def _late_table(verdict: Judged) -> Table:
     return Table(
         name="late",
         title="Ranks that come last",
-        columns=make_columns(("rank", "group", "came last", "behind", "costs"), "rl"),
+        columns=make_columns(
+            ("rank", "group", "came last", "behind, median", "costs, total"), "rl"
+        ),
         lines=lines,
-        note="only operations that no rank leaves before all have come; behind: the first to come,"
-        " in the median; costs: total time that the rank before it waited for this rank (from"
-        f" {basis})",
+        note="only operations that no rank leaves before all have come; behind: the first to come;"
+        " costs: time that the rank before it waited for this rank (from"
+        f" {basis}); ranks that are surely late first, then by costs",
     )
 
 

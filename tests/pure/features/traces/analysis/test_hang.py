@@ -45,6 +45,44 @@ def test_the_rank_that_never_called_what_others_wait_in_is_named() -> None:
     assert (front.waiting, front.missing) == ((0, 2), (1,))
 
 
+def by_sizes(sizes: Sequence[int]) -> list[Call]:
+    """all_reduces of these sizes, all done but for the last."""
+    states = [DONE] * (len(sizes) - 1) + [IN]
+    named = zip(sizes, states, strict=True)
+    return calls_of(*(("all_reduce", {**state, "nbytes": size}) for size, state in named))
+
+
+STEP = (4, 4, 4, 8, 16)  # bytes
+
+
+@pytest.mark.parametrize(
+    ("front", "other", "skipped"),
+    [
+        ((4,), (8,), (4, 4, 4)),
+        ((4, 4, 4), (4, 4, 8), (4,)),
+        ((4, 4, 4, 8), (4, 4, 4, 16), (8,)),
+        ((4, 4, 4, 8, 16), (4, 4, 4, 8, 4), (16,)),
+    ],
+)
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_the_rank_that_skipped_calls_is_named_where_earlier_ones_show_their_order(
+    guilty: int, front: tuple[int, ...], other: tuple[int, ...], skipped: tuple[int, ...]
+) -> None:
+    programs = [by_sizes(STEP * 3 + front), by_sizes(STEP * 3 + other)]
+    found = judged(*(programs if guilty else reversed(programs)))
+    assert found
+    assert (found.cause, found.culprits) == ("other", (guilty,))
+    assert tuple(call.nbytes for call in found.fronts[0].skipped) == skipped
+
+
+@pytest.mark.parametrize("last", [(4, 8), (32, 64), (32, 4)], ids=["both", "new", "one new"])
+def test_no_rank_skipped_a_call_where_earlier_ones_do_not_tell(last: tuple[int, int]) -> None:
+    before = (4, 4, 8, 4) if last == (4, 8) else STEP * 2
+    found = judged(*(by_sizes((*before, size)) for size in last))
+    assert found
+    assert (found.culprits, found.fronts[0].skipped) == ((0, 1), ())
+
+
 def test_a_trace_that_ends_before_others_called_it_accuses_nobody() -> None:
     made = trace(reduces(DONE, {**IN, "issued_ns": 70}), reduces(DONE), backend="nccl")
     causes = []

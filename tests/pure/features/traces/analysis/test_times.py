@@ -251,6 +251,20 @@ def test_a_rank_is_called_late_only_where_chance_would_not_make_it_so() -> None:
     assert [each.rank for each in late(often) if each.surely] == [2]
 
 
+@pytest.mark.parametrize(("steps", "named"), [(10, []), (11, [1])])
+def test_operations_of_one_step_are_one_sample_of_who_comes_last(
+    steps: int, named: list[int]
+) -> None:
+    """Of two ranks, one of which comes last to all: a coin makes 10 of 10 in one of 512."""
+    spans = [[(at + late, at + 100) for at in range(0, 300 * steps, 100)] for late in (0, 50)]
+    marks = tuple((300 * step, 300 * step + 300) for step in range(steps))
+    made = reduced(spans)
+    made = replace(made, ranks=tuple(replace(rank, steps=marks) for rank in made.ranks))
+    found = times.find_late(made, join_calls(made), True)
+    assert [each.rank for each in found if each.surely] == named
+    assert [(each.steps, each.last_steps) for each in found] == [(steps, steps), (steps, 0)]
+
+
 def test_operations_that_a_rank_may_leave_before_others_come_tell_of_nobody() -> None:
     made = trace(*([call("broadcast", span=span) for span in of] for of in SPANS))
     assert times.find_late(made, join_calls(made), True) == []

@@ -87,6 +87,25 @@ def test_a_recording_does_not_write_into_another_file(tmp_path: Path) -> None:
     assert path.read_text() == "of others"
 
 
+FURTHER = (Note(begun=(3, BEGUN)), Note(begun=(5, BEGUN)))
+
+
+def test_calls_that_a_job_had_begun_when_it_crashed_are_read_with_marks_for_waits(
+    tmp_path: Path,
+) -> None:
+    found = own.read_rank(written(tmp_path, Note(begun=(0, CALLS[0])), *CALLS, *FURTHER))
+    assert found.calls == (*CALLS, BEGUN, Call("mark", issued_ns=200), BEGUN)
+
+
+def test_calls_that_were_begun_are_those_written_where_the_recording_ended(tmp_path: Path) -> None:
+    assert own.read_rank(written(tmp_path, *CALLS, *FURTHER, END)).calls == CALLS
+
+
+def test_a_begun_call_beyond_all_places_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line 2: more than"):
+        own.read_rank(written(tmp_path, Note(begun=(own.MOST_CALLS, BEGUN))))
+
+
 def test_the_first_line_names_the_format(tmp_path: Path) -> None:
     assert written(tmp_path).read_text().startswith('{"collbench_trace":1,')
 

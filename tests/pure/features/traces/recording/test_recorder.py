@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from collbench.features.traces.types import Call, Lost, RankTrace
 
 RANKS = 8
 X = torch.ones(1)
+PLACE = recorded.Place(__file__, 1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -267,7 +270,10 @@ def test_a_message_that_is_waited_for_after_it_was_written_is_begun_and_has_its_
 ) -> None:
     """As one of Gloo, which tells nothing of it before."""
     monkeypatch.setattr(recorded, "HELD_S", -1)
-    program, work = recorded.Program(recorded.make_clock()), dist.all_reduce(X, async_op=True)
+    program, work = (
+        recorded.Program(recorded.make_clock(), PLACE),
+        dist.all_reduce(X, async_op=True),
+    )
     message = program.add({"kind": kind, "dtype": "float", "peer": 1}, dist.group.WORLD)
     assert message and work
     program.under_way(work, [message])
@@ -283,7 +289,7 @@ def test_a_message_that_is_waited_for_after_it_was_written_is_begun_and_has_its_
 
 def test_a_wait_that_ends_after_it_was_written_has_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "HELD_S", -1)
-    program = recorded.Program(recorded.make_clock())
+    program = recorded.Program(recorded.make_clock(), PLACE)
     call = program.add({"kind": "send", "dtype": "float", "peer": 1}, dist.group.WORLD)
     assert call
     wait = program.wait([call])
@@ -298,7 +304,7 @@ def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded, "HELD_S", -1)
-    program, group = recorded.Program(recorded.make_clock()), dist.group.WORLD
+    program, group = recorded.Program(recorded.make_clock(), PLACE), dist.group.WORLD
     assert group
     received = program.add({"kind": "recv", "dtype": "float", "nbytes": 4, "peer": -1}, group)
     assert received
@@ -313,7 +319,7 @@ def test_the_sender_of_a_message_that_ends_after_it_was_written_is_noted(
 
 
 def test_the_mark_of_an_iteration_is_written_once_it_has_ended() -> None:
-    program = recorded.Program(recorded.make_clock())
+    program = recorded.Program(recorded.make_clock(), PLACE)
     program.iterated((3, 7))
     notes = [line for line in program.ready() if isinstance(line, own.Note) and line.step]
     assert [note.step for note in notes] == [(3, 7)]
@@ -435,6 +441,69 @@ def test_where_no_iteration_ends_a_warning_says_what_to_do(tmp_path: Path) -> No
         dist.barrier()
 
 
+def test_where_fewer_iterations_ended_than_are_left_out_the_warning_has_their_numbers(
+    tmp_path: Path,
+) -> None:
+    expected = r"2 iterations ended, and after=20 leaves out more"
+    with (
+        pytest.warns(RuntimeWarning, match=expected),
+        collbench.record(tmp_path, after=20) as recorder,
+    ):
+        recorder.step()
+        recorder.step()
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["by the writing thread", "at the end"])
+def test_a_warning_is_at_the_line_that_began_the_recording(after: int, tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning) as warned:
+        recorder = collbench.record(tmp_path, after=after)
+        recorder.close()
+    (warning,) = warned
+    line = Path(__file__).read_text().splitlines()[warning.lineno - 1]
+    assert (warning.filename, line.strip()) == (
+        __file__,
+        "recorder = collbench.record(tmp_path, after=after)",
+    )
+
+
+def test_a_call_is_in_the_file_with_its_group_before_the_library_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is there where the library aborts the process."""
+    group, seen = dist.new_group([0, 3]), []
+    onward = _Onward.__call__
+
+    def look(*given: object) -> object:
+        seen.append(read(tmp_path))
+        return onward(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Onward, "__call__", look)
+    with collbench.record(tmp_path) as recorder:
+        dist.all_reduce(torch.ones(1))
+        recorder.step()
+        dist.broadcast(torch.ones(2), 3, group=group)
+    assert [[call.nbytes for call in rank.calls] for rank in seen] == [[4], [4, 8]]
+    last = seen[-1]
+    assert (last.groups[last.calls[1].group], len(last.steps)) == ((0, 3), 1)
+    assert [call.state for call in last.calls] == ["", ""]
+
+
+def test_no_observing_thread_outlives_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes out of torch while Python ends aborts the process."""
+    observe = recorded._observe_calls
+
+    def slowly(*given: Any) -> None:
+        observe(*given)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(recorded, "_observe_calls", slowly)
+    with collbench.record(tmp_path):
+        dist.all_reduce(X, async_op=True).wait()  # type: ignore[union-attr]
+    assert [t.name for t in threading.enumerate() if t.name.startswith("collbench")] == []
+
+
 def test_a_job_without_calls_is_told_that_there_is_no_file(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="no call between ranks"), collbench.record(tmp_path):
         pass
@@ -446,9 +515,20 @@ def test_wrong_arguments_are_a_warning(given: dict[str, int], tmp_path: Path) ->
         collbench.record(tmp_path, **given).close()
 
 
-def test_a_reduction_that_torch_does_not_tell_is_a_sum_and_warned_of() -> None:
-    with pytest.warns(RuntimeWarning, match="does not tell which reduction"):
-        assert interception.name_reduction(object()) == "sum"
+def test_a_reduction_that_torch_does_not_tell_is_a_sum_and_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "name_reduction", lambda _: "")
+    with (
+        pytest.warns(RuntimeWarning, match="does not tell which reduction") as warned,
+        collbench.record(tmp_path) as recorder,
+    ):
+        for _ in range(2):
+            dist.all_reduce(X, dist.ReduceOp.MAX)
+            recorder.step()
+    assert [call.op for call in read(tmp_path).calls] == ["sum", "sum"]
+    assert [Path(each.filename).name for each in warned] == [Path(__file__).name]
+    assert interception.name_reduction(object()) == ""
 
 
 def test_a_reduction_that_torch_tells_has_its_name() -> None:

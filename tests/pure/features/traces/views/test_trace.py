@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.analysis.operations import Group
+from collbench.features.traces.formats import own
 from collbench.features.traces.types import EARLIER, Call, Lost, Trace
 from collbench.features.traces.views import hang as hung
 from collbench.features.traces.views import trace as view
@@ -54,7 +55,8 @@ def test_one_that_waits_is_named() -> None:
 def test_a_rank_without_a_trace_may_have_crashed() -> None:
     assert words(USUAL, None, USUAL) == (
         "there is no trace of rank 1, and ranks 0,2 wait in all_reduce #2 of 4 MiB float on world"
-        " (0-2) since 08:03:07 UTC: it crashed, or its file is not among these"
+        " (0-2) since 08:03:07 UTC: it crashed, maybe by another rank's fault, or its file is"
+        " not among these"
     )
 
 
@@ -69,6 +71,27 @@ def test_two_that_disagree_are_told_both() -> None:
     assert words(USUAL, ALSO) == (
         "ranks disagree as #2 on world (0,1): rank 0 called all_reduce of 4 MiB float; rank 1"
         " called all_reduce of 8 MiB float"
+    )
+
+
+def test_the_rank_that_skipped_a_call_is_told_with_its_line() -> None:
+    a, b = (("all_reduce", {**DONE, "nbytes": n, "source": s}) for n, s in ((4, "a:1"), (8, "a:2")))
+    whole, skipping = [a, b, a, b, ("all_reduce", {**a[1], **IN, "nbytes": 4})], [a, b, a, b, b]
+    assert words(calls_of(*whole), calls_of(*skipping)) == (
+        "rank 1 called all_reduce of 8 B float as #5 on world (0,1), where rank 0 called all_reduce"
+        " of 4 B float: rank 1 skipped all_reduce of 4 B float (a:1), going by earlier calls"
+    )
+
+
+def test_the_rank_that_skipped_a_call_is_told_where_no_call_has_a_state() -> None:
+    """As where the whole job is killed at once; rank 1 goes on to a further call."""
+    a, b = (("all_reduce", {"nbytes": n, "source": s}) for n, s in ((4, "a:1"), (8, "a:2")))
+    made = trace(calls_of(a, b, a, b, a), calls_of(a, b, a, b, b, a), form=own.FORM)
+    verdict = judge_trace(made)
+    assert verdict.disagree
+    assert view.make_headline(verdict).text == (
+        "ranks disagree on operation #5 of world (0,1): rank 1 skipped all_reduce of 4 B float"
+        " (a:1), going by earlier calls"
     )
 
 
@@ -251,12 +274,48 @@ def test_a_rank_that_cost_much_is_spoken_of_where_only_lengths_are_known() -> No
 def test_a_rank_that_was_last_too_few_times_to_blame_is_spoken_of_where_it_cost_much() -> None:
     few = [program[:3] for program in TIMED]
     head = view.make_document(judge_trace(trace(*few))).verdict
+    assert view.make_headline(judge_trace(trace(*few))).weight == "notice"
     assert head.startswith("no hang") and head.endswith(
         "; rank 2 came last to 3 of 3 operations of world (0-2), and others waited 210 ns for it:"
         " too few operations to tell chance from a slow rank"
     )
     prompt = [[call(span=(at, at + 100)) for at in range(0, 300, 100)] for _ in range(3)]
     assert "came last" not in view.make_document(judge_trace(trace(*prompt))).verdict
+
+
+def in_iterations(count: int, operations: int = 3) -> Trace:
+    """As TIMED, with so many iterations that are marked."""
+    every = operations * count
+    made = trace(*(calls[:every] for calls in TIMED))
+    steps = tuple((ns, ns + 100 * operations) for ns in range(0, 100 * every, 100 * operations))
+    return replace(made, ranks=tuple(replace(rank, steps=steps) for rank in made.ranks))
+
+
+def test_a_rank_that_was_last_in_too_few_iterations_is_in_doubt_with_how_many_it_takes() -> None:
+    told = view.make_headline(judge_trace(in_iterations(7)))
+    assert told.weight == "notice"
+    assert told.text.endswith(
+        "; rank 2 came last to 21 of 21 operations of world (0-2), in 7 of 7 iterations, and others"
+        " waited 1.47 µs for it: too few iterations to tell chance from a slow rank; record at"
+        " least 8 iterations"
+    )
+
+
+def test_a_rank_that_was_last_in_enough_iterations_is_named() -> None:
+    told = view.make_headline(judge_trace(in_iterations(8)))
+    assert told.text.startswith("rank 2 comes last to 24 of 24 operations")
+
+
+def test_the_rank_that_is_named_is_first_of_those_that_come_last() -> None:
+    """Rank 0 waits long for rank 1 once, and for rank 2 each time."""
+    late = [[call(span=(at, at + 100)) for at in range(0, 3000, 100)] for _ in range(3)]
+    late[2] = [call(span=(at + 20, at + 100)) for at in range(0, 3000, 100)]
+    for program, begin in zip(late, (3000, 9000, 3000), strict=True):
+        program.append(call(span=(begin, 9100)))
+    verdict = judge_trace(trace(*late))
+    assert view.make_headline(verdict).text.startswith("rank 2 comes last")
+    assert [row.rank for row in verdict.late if row.last] == [2, 1]
+    assert verdict.late[0].cost < verdict.late[1].cost
 
 
 def test_messages_seen_late_take_at_most_so_much() -> None:
