@@ -538,11 +538,12 @@ def refuse_case(case: Case) -> str:
         return none
     if case.algorithm != "native":
         try:
-            reason = algorithms.find_variant(row.name, case.algorithm).refuse(case.n)
-            if case.n > MOST_STEPPED:
-                reason = f"for at most {MOST_STEPPED} ranks"
+            variant = algorithms.find_variant(row.name, case.algorithm)
         except UsageError as e:
-            reason = e.message
+            return f"{case.algorithm}: {e.message}"
+        reason = variant.refuse(case.n)
+        if case.n > MOST_STEPPED:
+            reason = f"for at most {MOST_STEPPED} ranks"
         if reason:
             return f"{case.algorithm}: {reason}"
     if row.reduces and (reason := _refuse_reduction(case)):
