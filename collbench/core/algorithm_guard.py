@@ -20,14 +20,14 @@ class _BadValue(Exception):
 
 
 class Guard(NamedTuple):
-    """The algorithm of a file, whose functions raise AlgorithmError for all that is wrong with them;
-    MemoryError stays as it is."""
+    """The algorithm of a file, whose functions raise AlgorithmError for whatever is wrong with
+    them; MemoryError stays as it is."""
 
     source: UserAlgorithm
     collective: str
 
     def guard_function(
-        self, function: Callable[..., Any], kinds: type | tuple[type, ...], least: int | None = None
+        self, function: Callable[..., Any], kinds: Any, least: int | None = None
     ) -> Callable[..., Any]:
         """A function of n and more, which must return one of these kinds, of integers ``least`` or
         more."""
@@ -36,8 +36,7 @@ class Guard(NamedTuple):
         def guarded(n: int, *args: Any, **parameters: Any) -> Any:
             with self._explain(n, function):
                 value = function(n, *args, **parameters)
-                is_low = least is not None and isinstance(value, kinds) and value < least
-                if is_low or not isinstance(value, kinds):
+                if not isinstance(value, kinds) or (least is not None and value < least):
                     name = getattr(function, "__name__", "a function")
                     raise _BadValue(f"{name} returned {value!r:.40}")
                 return int(value) if isinstance(value, np.integer) else value
@@ -83,9 +82,9 @@ class Guard(NamedTuple):
                     raise _BadValue(f"step {number}: {name} is {get()!r:.40}, no whole number")
                 array = array.astype(np.int64, copy=False)
                 limit = n if name in ("src", "dst") else width
-                if array.size and (array.min() < 0 or array.max() >= limit):
-                    if fault := find_stray_move(moves, n, width, number):
-                        raise WrongSchedule(self.source.label, n, fault)
+                is_stray = array.size and (array.min() < 0 or array.max() >= limit)
+                if is_stray and (fault := find_stray_move(moves, n, width, number)):
+                    raise WrongSchedule(self.source.label, n, fault)
                 if not array.flags.writeable:
                     checked[name] = array
                 return array

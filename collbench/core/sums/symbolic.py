@@ -28,8 +28,8 @@ class TreeRun(NamedTuple):
 
 def find_orders(schedule: Schedule, by_rank: bool = False) -> list[list[TreeRun] | None]:
     """By rank, the trees along its output, lengths in cells; None where the output is undefined.
-    What meets in a cell is added as listed, or ``by_rank``. Raises WrongSchedule where a step or the
-    result reads a cell that holds nothing."""
+    What meets in a cell is added as listed, or ``by_rank``. Raises WrongSchedule where a step or
+    the result reads a cell that holds nothing."""
     refuse_empty_reads(schedule, True)
     state = {
         (rank, cell): make_leaf(rank)
