@@ -122,7 +122,8 @@ def _load_algorithms(ctx: Context, values: dict[str, Any]) -> None:
             from collbench.core import algorithms
             from collbench.core.collectives import COLLECTIVES, find_collective
 
-            name = values.get("name") or values.get("collective") or ctx.info_name or ""
+            given = (values.get(key) for key in ("name", "collective", "what"))
+            name = next((word for word in given if word), ctx.info_name) or ""
             collective_names = {
                 alias for row in COLLECTIVES.values() for alias in (row.name, *row.aliases)
             }

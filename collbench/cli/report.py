@@ -52,6 +52,9 @@ class ReportOptions:
         Path | None,
         Option("--png", help="Also write the figures to this folder, as collbench-*.png."),
     ] = None
+    image_format: Annotated[
+        str, Option("--image-format", help="What --png writes: png, svg or pdf.")
+    ] = "png"
     title: Annotated[str, Option("--title", help="Heading of the report.")] = ""
     compare: Annotated[
         bool, Option("--compare", help="Compare BASE and HEAD, as two runs of one `ab` are.")
@@ -88,8 +91,11 @@ def report(options: ReportOptions) -> None:
     path = options.output or (DEFAULT if output_format == "html" else None)
     if path:
         outputs.check_file(path, output_format, options.plotlyjs)
+    grammar.parse_choice("--image-format", options.image_format, html.IMAGE_FORMATS)
     if options.png:
         html.find_browser()
+    elif options.image_format != "png":
+        raise UsageError("--image-format is given without --png", "name a folder: --png figures")
     files = [run_file.read_digest(path) for path in _find_runs(options.runs or ["@last"])]
     gc.disable()  # what was read and is made of it stays: looking through it takes seconds
     document = run.make_document(files, _conclude_from(files, options.compare))
@@ -101,7 +107,7 @@ def report(options: ReportOptions) -> None:
     else:
         outputs.deliver_document(document, output_format)
     if options.png:
-        drawn = html.render_images(document, options.png)
+        drawn = html.render_images(document, options.png, options.image_format)
         typer.echo(f"wrote {format_count(len(drawn), 'image')} to {options.png}", err=path is None)
 
 
@@ -113,6 +119,7 @@ def _deliver_runs(options: ReportOptions, output_format: str) -> None:
 
     for_pages = {
         "--png": options.png,
+        "--image-format": options.image_format != "png",
         "--title": options.title,
         "--compare": options.compare,
         "--plotlyjs": options.plotlyjs != "inline",

@@ -68,6 +68,10 @@ class UsageError(CollbenchError):
     exit = Exit.USAGE
 
 
+class AlgorithmError(UsageError):
+    """A user's algorithm raises, yields what is no step, or is wrong where it must be right."""
+
+
 class CannotRun(CollbenchError):
     """What was asked is meaningful, but not on this machine: backend, ranks or memory are
     missing."""

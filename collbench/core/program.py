@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collbench.core.schedule import Moves, Schedule, list_defined
+from collbench.core.schedule import Moves, Schedule, list_defined, refuse_empty_reads
 
 
 class Bank(IntEnum):
@@ -90,8 +90,10 @@ Place = tuple[Bank, int]
 def compile_program(schedule: Schedule, in_place: bool, waits: bool = True) -> Program:
     """Compile for out-of-place or in-place buffers; in place, input and output are the same places.
 
-    Without ``waits`` steps have none, for executors whose messages say when data is there.
+    Without ``waits`` steps have none, for executors whose messages say when data is there. Raises
+    WrongSchedule where a step reads what was never written.
     """
+    refuse_empty_reads(schedule)
     chosen = _Lowering(schedule, in_place, frozenset())
     if chosen.copied:
         # start in scratch what otherwise ends there

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.core.collectives import COLLECTIVES, Collective, Combine
+from collbench.core.errors import AlgorithmError
 
 Ints = NDArray[np.int64]
 
@@ -76,6 +77,23 @@ class Moves:
     def mirror(self, reduce: bool) -> Moves:
         """The same moves in the other direction."""
         return Moves(self.dst, self.src, self._into, self._chunk, reduce)
+
+    def convert(self, convert: Callable[[str, Callable[[], Any]], Index]) -> Moves:
+        """The moves with fields that ``convert(name, get)`` returns, of cells that are Later when
+        they are asked for."""
+
+        def apply(name: str, field: Index | Later) -> Index | Later:
+            if isinstance(field, Later):
+                return Later(field.shape, lambda: convert(name, field.make))
+            return convert(name, lambda: field)
+
+        return Moves(
+            apply("src", self.src),
+            apply("dst", self.dst),
+            apply("chunk", self._chunk),
+            None if self._into is self._chunk else apply("into", self._into),
+            apply("reduce", self.reduce),
+        )
 
     def arrays(self) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
         """The five fields, as arrays of one length."""
@@ -174,6 +192,8 @@ def run_schedule(
         yield state
 
 
+NOTHING_ARRIVED = "nothing has arrived"
+
 Kind = Literal["missing", "doubled", "misplaced", "out of range", "conflict"]
 
 
@@ -229,26 +249,76 @@ def _add_symbols(a: Ints, b: Ints) -> Ints:
     return both
 
 
+class WrongSchedule(AlgorithmError):
+    """A schedule with a fault is put to a use for which it must be right."""
+
+    def __init__(self, name: str, n: int, fault: Fault) -> None:
+        super().__init__(
+            f"{name} is wrong for {n} ranks: {fault}", "collbench prove lists what is wrong with it"
+        )
+        self.fault = fault
+
+
 def prove_schedule(schedule: Schedule) -> list[Fault]:
     """Everything wrong with a schedule, by running it over symbols that count contributions; empty
     if it is right."""
-    n, width, state = schedule.n, schedule.width, _start_symbols(schedule)
-    limits = np.array([[n], [n], [width], [width]])
+    try:
+        return _find_faults(schedule)
+    except WrongSchedule as e:
+        return [e.fault]
+
+
+def _find_faults(schedule: Schedule) -> list[Fault]:
+    state = _start_symbols(schedule)
     parted: list[Fault] = []
     for number, moves in enumerate(schedule.steps()):
+        if stray := find_stray_move(moves, schedule.n, schedule.width, number):
+            return [stray]
         *places, reduce = moves.arrays()
         table = np.array(places)
-        if table.size and (table.min() < 0 or (table >= limits).any()):
-            bad = int(((table < 0) | (table >= limits)).any(axis=0).argmax())
-            src, dst, chunk, into = table[:, bad].tolist()
-            what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
-            return [Fault("out of range", number, dst, into, what)]
         parted = parted or _find_uneven_moves(schedule, table, number)
-        faults = _find_conflicts(table, reduce, width, number)
+        faults = _find_conflicts(table, reduce, schedule.width, number)
         faults += _apply_step(state, table, reduce, number, schedule.has_data)
         if faults:
             return faults
     return _judge_outputs(schedule, state) or parted
+
+
+def find_stray_move(moves: Moves, n: int, width: int, number: int) -> Fault | None:
+    """The first move of step ``number`` from or to a cell that n ranks with rows of ``width`` cells
+    do not have."""
+    table = np.array(moves.arrays()[:4])
+    outside = (table < 0) | (table >= np.array([[n], [n], [width], [width]]))
+    if not outside.any():
+        return None
+    src, dst, chunk, into = table[:, int(outside.any(axis=0).argmax())].tolist()
+    what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
+    return Fault("out of range", number, dst, into, what)
+
+
+def refuse_empty_reads(schedule: Schedule, reads_outputs: bool = False) -> None:
+    """Raise WrongSchedule where a step moves a cell, or reduces into one, that holds nothing; with
+    ``reads_outputs`` also where a cell of a defined output does in the end."""
+    if fault := _find_empty_read(schedule, reads_outputs):
+        raise WrongSchedule(f"{schedule.collective} {schedule.name}", schedule.n, fault)
+
+
+def _find_empty_read(schedule: Schedule, reads_outputs: bool) -> Fault | None:
+    is_full = np.zeros((schedule.n, schedule.width), bool)
+    for rank in range(schedule.n):
+        is_full[rank, list(schedule.input_cells(rank))] = True
+    for number, moves in enumerate(schedule.steps()):
+        src, dst, chunk, into, reduce = moves.arrays()
+        empty = ~is_full[src, chunk] | (reduce & ~is_full[dst, into])
+        if empty.any():
+            bad = int(empty.argmax())
+            what = f"reads a cell that holds nothing (from rank {src[bad]} cell {chunk[bad]})"
+            return Fault("missing", number, int(dst[bad]), int(into[bad]), what)
+        is_full[dst, into] = True
+    defined = list_defined(schedule.row, schedule.n, schedule.root)
+    outputs = ((r, c) for r in np.flatnonzero(defined) for c in schedule.output_cells(int(r)))
+    missing = next((cell for cell in outputs if not is_full[cell]), None) if reads_outputs else None
+    return Fault("missing", None, int(missing[0]), missing[1], NOTHING_ARRIVED) if missing else None
 
 
 def _start_symbols(schedule: Schedule) -> Ints:
@@ -352,7 +422,7 @@ def _explain_fault(got: Ints, expected: Ints, rank: int, cell: int) -> Fault:
     contribution."""
     less, more = (np.flatnonzero(d[1:] > 0) for d in (expected - got, got - expected))
     if got[0] < 0:
-        return Fault("missing", None, rank, cell, "nothing has arrived")
+        return Fault("missing", None, rank, cell, NOTHING_ARRIVED)
     if got[0] != expected[0] or ((got > 0) & (expected == 0))[1:].any():
         return Fault(
             "misplaced",

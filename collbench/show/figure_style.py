@@ -102,7 +102,7 @@ def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
     ticks = [2**power for power in range(low, high + 1, step)]
     return {
         "type": "log",
-        "title": {"text": "size"},
+        "title": {"text": "size (log)"},
         "tickvals": ticks,
         "ticktext": [format_size(tick) for tick in ticks],
     }
@@ -111,14 +111,14 @@ def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
 def log_axis(
     title: str, values: Iterable[float | None], show: Callable[[float], str]
 ) -> dict[str, Any]:
-    """A logarithmic axis with ticks at powers of ten, at 1, 2 and 5 of each where there are few,
-    and evenly spaced where values are close together."""
+    """A logarithmic axis with ticks at powers of ten, at 1, 2 and 5 or more of each where there
+    are few, and evenly spaced where values are close together."""
     positive = [value for value in values if value is not None and value > 0]
     if not positive:
         return {"title": {"text": title}}
     least, most = min(positive), max(positive)
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    parts = (1, 2, 5) if high - low < 4 else (1,)
+    parts = (1,) if high - low >= 4 else (1, 2, 5) if most >= 20 * least else (1, 2, 3, 4, 5, 6, 8)
     ticks = [float(f"{part}e{power}") for power in range(low, high + 1) for part in parts]
     if most < 5 * least:
         rough = max(most - least, 0.02 * most) / 5
@@ -128,7 +128,7 @@ def log_axis(
         ticks = [tick for mark in places if (tick := round_finite(mark * step))]
     return {
         "type": "log",
-        "title": {"text": title},
+        "title": {"text": f"{title} (log)"},
         "tickvals": ticks,
         "ticktext": [show(tick) for tick in ticks],
     }

@@ -48,6 +48,8 @@ COLOURS = {  # on light paper, on dark; text has a contrast of at least 4.5 on b
 
 LEGEND = 150  # letters in the legend of a figure that needs no more than half of the page
 
+IMAGE_FORMATS = ("png", "svg", "pdf")
+
 WIDTH, SCALE = 1000, 2  # of images: pixels as laid out, and pixels drawn for each
 
 
@@ -167,9 +169,9 @@ def find_browser() -> str:
     return browser
 
 
-def render_images(document: Document, folder: Path) -> list[Path]:
-    """Every figure as a PNG of twice WIDTH pixels, on light paper. Needs kaleido and a Chromium;
-    raises CannotRun."""
+def render_images(document: Document, folder: Path, image_format: str = "png") -> list[Path]:
+    """Every figure as an image of twice WIDTH pixels, if it is of pixels, on light paper. Needs
+    kaleido and a Chromium; raises CannotRun."""
     browser = os.environ["BROWSER_PATH"] = find_browser()
     import kaleido  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -180,7 +182,7 @@ def render_images(document: Document, folder: Path) -> list[Path]:
             f"cannot write {folder}: {e.strerror}", "choose another folder with --png"
         ) from e
     drawn = [(section, figure) for section in document.sections for figure in section.figures]
-    names = _name_images(drawn)
+    names = _name_images(drawn, f".{image_format}")
     jobs = [
         _image_layout(figure, folder / name) for (_, figure), name in zip(drawn, names, strict=True)
     ]
@@ -202,12 +204,12 @@ def render_images(document: Document, folder: Path) -> list[Path]:
     return [figure["path"] for figure in jobs]
 
 
-def _name_images(drawn: Sequence[tuple[Section, Figure]]) -> list[str]:
+def _name_images(drawn: Sequence[tuple[Section, Figure]], ending: str) -> list[str]:
     """The file of each figure; where figures of a section share a name, later ones are numbered."""
     names: list[str] = []
     for section, figure in drawn:
         stem = re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}")
-        names.append(next(name for name in files.number_names(stem, ".png") if name not in names))
+        names.append(next(name for name in files.number_names(stem, ending) if name not in names))
     return names
 
 
@@ -226,7 +228,12 @@ def _image_layout(figure: Figure, path: Path) -> dict[str, Any]:
     return {
         "fig": {"data": figure.data, "layout": {**defaults, "template": make_theme("light")}},
         "path": path,
-        "opts": {"format": "png", "width": WIDTH, "height": figure.height + 30, "scale": SCALE},
+        "opts": {
+            "format": path.suffix.removeprefix("."),
+            "width": WIDTH,
+            "height": figure.height + 30,
+            "scale": SCALE,
+        },
     }
 
 

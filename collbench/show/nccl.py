@@ -224,8 +224,12 @@ def describe_block(case: Case) -> str:
 
 
 def name_program(case: Case) -> str:
-    """The name of nccl-tests' program for a collective; a training step has none."""
-    return "workload" if case.subject else PROGRAMS.get(case.collective, case.collective) + "_perf"
+    """The name of nccl-tests' program for a collective; of other cases, what is measured: order."""
+    return (
+        case.table.noun
+        if case.subject
+        else f"{PROGRAMS.get(case.collective, case.collective)}_perf"
+    )
 
 
 class Text(Reporter):

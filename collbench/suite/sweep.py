@@ -15,7 +15,7 @@ from collbench.core import algorithms, groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import Collective, find_collective
 from collbench.core.dtypes import OPS, find_dtype, find_reduction
-from collbench.core.errors import UsageError
+from collbench.core.errors import AlgorithmError, UsageError
 from collbench.core.groups import Groups
 from collbench.machine import cpus, environment
 from collbench.suite import arrivals, backgrounds, fields, measurable
@@ -541,6 +541,8 @@ def refuse_case(case: Case) -> str:
             reason = algorithms.find_variant(row.name, case.algorithm).refuse(case.n)
             if case.n > MOST_STEPPED:
                 reason = f"for at most {MOST_STEPPED} ranks"
+        except AlgorithmError:
+            raise
         except UsageError as e:
             reason = e.message
         if reason:

@@ -299,12 +299,23 @@ def test_images_are_drawn_by_the_systems_browser(
     start = path.read_bytes()[:24]
     assert path == folder / "png" / "collbench-s-.._f.png" and start[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", start[16:]) == (2000, 660)
+    for ending, start in {"svg": b"<svg", "pdf": b"%PDF"}.items():
+        (path,) = html.render_images(document, folder / "vectors", ending)
+        assert path.name == f"collbench-s-.._f.{ending}" and path.read_bytes().startswith(start)
     (folder / "file").write_text("")
     with pytest.raises(CannotRun, match="cannot write"):
         html.render_images(document, folder / "file" / "png")
     monkeypatch.setenv("BROWSER_PATH", "/bin/true")
     with pytest.raises(CannotRun, match="/bin/true drew no images"):
         html.render_images(document, folder / "png")
+
+
+def test_a_format_of_images_needs_a_folder(run: Path, folder: Path) -> None:
+    assert "--image-format is given without --png" in refused(UsageError, "--image-format", "svg")
+
+
+def test_a_format_of_images_is_a_known_one(run: Path, folder: Path) -> None:
+    assert "--image-format" in refused(UsageError, "--png", "figures", "--image-format", "gif")
 
 
 def test_images_need_kaleido(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +354,7 @@ def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None
 def test_figures_of_one_name_have_a_file_each() -> None:
     figures = [Figure(name=name, title="t", caption="", data=[]) for name in ("f", "g", "f", "f")]
     section = Section(name="s", title="S", sentences=[], figures=figures)
-    assert html._name_images([(section, figure) for figure in figures]) == [
+    assert html._name_images([(section, figure) for figure in figures], ".png") == [
         "collbench-s-f.png",
         "collbench-s-g.png",
         "collbench-s-f-2.png",

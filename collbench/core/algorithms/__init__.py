@@ -23,6 +23,7 @@ import numpy as np
 
 from collbench.core import algorithm_files
 from collbench.core.algorithm_files import UserAlgorithm
+from collbench.core.algorithm_guard import Guard
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Later, Moves, Schedule
@@ -196,13 +197,56 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     """The algorithm of a file: a row as in a table, or a generator with the cells and parameters
     that are defaults of its arguments."""
     loaded = user_algorithm.load()
-    if isinstance(loaded, Algorithm):
-        try:
-            collective = find_collective(loaded.collective).name
-        except UsageError as e:
-            raise UsageError(f"{user_algorithm.label}: {e.message}", e.hint) from e
-        return loaded._replace(name=user_algorithm.label, collective=collective)
-    if not inspect.isgeneratorfunction(loaded):
+    row = (
+        _check_row(user_algorithm, loaded)
+        if isinstance(loaded, Algorithm)
+        else _make_generator_row(user_algorithm, loaded)
+    )
+    guard = Guard(user_algorithm, row.collective)
+    return row._replace(
+        name=user_algorithm.label,
+        steps=guard.guard_steps(row.steps),
+        cells=guard.guard_function(row.cells, (int, np.integer), 1),
+        why_not=guard.guard_function(row.why_not, (str, type(None))),
+        parameters={
+            name: guard.guard_function(default, (int, np.integer))
+            for name, default in row.parameters.items()
+        },
+    )
+
+
+def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
+    """The row of a file, with the proper name of its collective. Raises UsageError where a field is
+    not of its type."""
+    are_right = {
+        "collective": isinstance(row.collective, str),
+        "steps": callable(row.steps),
+        "paper": isinstance(row.paper, str),
+        "cells": callable(row.cells),
+        "why_not": callable(row.why_not),
+        "parameters": isinstance(row.parameters, Mapping)
+        and all(isinstance(key, str) and callable(row.parameters[key]) for key in row.parameters),
+        "aliases": isinstance(row.aliases, tuple)
+        and all(isinstance(alias, str) for alias in row.aliases),
+    }
+    are_right["node_parameter"] = are_right["parameters"] and row.node_parameter in (
+        "",
+        *row.parameters,
+    )
+    if wrong := [name for name, is_right in are_right.items() if not is_right]:
+        raise UsageError(
+            f"{user_algorithm.label}: {wrong[0]} is {getattr(row, wrong[0])!r:.40}",
+            "the fields of a row: collbench help algorithms",
+        )
+    try:
+        return row._replace(collective=find_collective(row.collective).name)
+    except UsageError as e:
+        raise UsageError(f"{user_algorithm.label}: {e.message}", e.hint) from e
+
+
+def _make_generator_row(user_algorithm: UserAlgorithm, steps: object) -> Algorithm:
+    """The row of a generator, of whose arguments the defaults are its cells and parameters."""
+    if not inspect.isgeneratorfunction(steps):
         raise UsageError(
             f"{user_algorithm.label} is no generator of steps",
             "write it as def line(n, cells): yield Moves(…)",
@@ -210,18 +254,19 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     if not user_algorithm.collective:
         raise UsageError(
             f"{user_algorithm.label}: a generator does not say of which collective it is",
-            f"name a row: LINE = Algorithm('line', 'all_reduce', {user_algorithm.name}, 'source')",
+            "name a row: from collbench.core.algorithms import Algorithm;"
+            f" LINE = Algorithm('line', 'all_reduce', {user_algorithm.name}, 'source')",
         )
     defaults = {
         name: argument.default
-        for name, argument in inspect.signature(loaded).parameters.items()
+        for name, argument in inspect.signature(steps).parameters.items()
         if isinstance(argument.default, int) and not isinstance(argument.default, bool)
     }
     cells = defaults.pop("cells", 1)
     return Algorithm(
         user_algorithm.label,
         user_algorithm.collective,
-        loaded,
+        steps,
         str(user_algorithm.path),
         cells=lambda n, **_: cells,
         parameters={name: lambda n, ratio, value=value: value for name, value in defaults.items()},  # type: ignore[misc]

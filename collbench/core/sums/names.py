@@ -157,6 +157,19 @@ def join_names(names: Sequence[str], limit: int) -> str:
     return " or ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
+def list_all_names() -> list[str]:
+    """The names that an order can have, of any collective and number of ranks, but for chains from
+    some rank."""
+    references = (
+        algorithm.name
+        for collective, row in COLLECTIVES.items()
+        if row.reduces
+        for algorithm in list_algorithms(collective)
+    )
+    rules = (name for rule in RULES for name in (rule.name, rule.full_name))
+    return list(dict.fromkeys((*references, *list_rings(2), *rules, TOGETHER)))
+
+
 def list_references(collective: str, n: int, root: int = 0) -> list[Reference]:
     """The algorithms that run on n ranks, and their outputs, as listed and by rank where that
     differs; a user's that are wrong are left out."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
-from collbench.core.schedule import Moves, Schedule, expect_outputs
+from collbench.core.schedule import Moves, Schedule, expect_outputs, refuse_empty_reads
 from collbench.core.sums.trees import SumTree, add_trees, make_leaf
 
 Cell = tuple[int, int]  # a rank, and a cell of its row
@@ -28,7 +28,9 @@ class TreeRun(NamedTuple):
 
 def find_orders(schedule: Schedule, by_rank: bool = False) -> list[list[TreeRun] | None]:
     """By rank, the trees along its output, lengths in cells; None where the output is undefined.
-    What meets in a cell is added as listed, or ``by_rank``."""
+    What meets in a cell is added as listed, or ``by_rank``. Raises WrongSchedule where a step or
+    the result reads a cell that holds nothing."""
+    refuse_empty_reads(schedule, True)
     state = {
         (rank, cell): make_leaf(rank)
         for rank in range(schedule.n)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.sums.names import Names, describe_order, list_orders_with_chunk, name_orders
+from collbench.core.sums.names import (
+    Names,
+    describe_order,
+    list_all_names,
+    list_orders_with_chunk,
+    name_orders,
+)
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.trees import parse_tree
 from collbench.features.order.findings import Piece, RankPieces
@@ -34,6 +41,12 @@ def list_names(names: Names | None) -> list[str]:
 def has_name(names: Names | None, wanted: str) -> bool:
     """Whether a name, or an algorithm by any parameters or chunks, is among those of an order."""
     return _is_among(wanted, list_names(names))
+
+
+def is_known_name(wanted: str) -> bool:
+    """Whether ``has_name`` can be true of some order."""
+    is_chain = re.fullmatch(r"chain_from_\d+_(up|down)", _normalise(wanted)) is not None
+    return is_chain or _is_among(wanted, list_all_names())
 
 
 def is_one_chunk(subject: SumOrder, ranks: Sequence[RankPieces], wanted: str) -> bool:

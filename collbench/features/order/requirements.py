@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
+from collbench.core.sums.names import list_all_names
 from collbench.core.sums.rounding import EXACT
 from collbench.core.text import plain_line, suggest_name
 from collbench.features.order.findings import Piece
@@ -18,7 +19,7 @@ from collbench.features.order.judgement import (
     Launch,
     Placed,
 )
-from collbench.features.order.naming import has_name, is_one_chunk
+from collbench.features.order.naming import has_name, is_known_name, is_one_chunk
 from collbench.features.order.wording import (
     count_predicted,
     describe_dependence,
@@ -101,12 +102,21 @@ def _parse_value(kind: str, value: str) -> Requirement:
         if value not in (OWN, *ADDERS):
             raise UsageError(
                 f"--require adds={value[:40]}: there is no such adder",
-                f"one of {', '.join((OWN, *ADDERS))}",
+                suggest_name(value, (OWN, *ADDERS)) or f"one of {', '.join((OWN, *ADDERS))}",
             )
         return Requirement("adds", value)
     if kind == "order" and value:
+        if not is_known_name(value):
+            raise UsageError(
+                f"--require order={value[:40]}: there is no such order",
+                suggest_name(value, list_all_names())
+                or "ring, recursive_doubling, linear up, for example",
+            )
         return Requirement("order", value)
-    raise UsageError(f"--require {kind[:40]}={value[:40]}: there is no such requirement", HINT)
+    raise UsageError(
+        f"--require {kind[:40]}={value[:40]}: there is no such requirement",
+        suggest_name(kind, ("same", "order", "adds")) or HINT,
+    )
 
 
 def judge_requirements(
@@ -179,9 +189,7 @@ def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | N
                 if kept is False:
                     return False, f"{where}: {odd}"
                 if kept is None:
-                    unsure = (
-                        unsure or f"{where}: too short for more than one chunk: add a larger size"
-                    )
+                    unsure = unsure or f"{where}: {_explain_short_buffer(item, launch)}"
     if not order.is_found:
         return None, "no order was found"
     if unsure:
@@ -209,6 +217,16 @@ def _judge_short_buffer(
         return True
     min_nbytes = subject.world * DTYPES[subject.dtype].size
     return None if item.order.nbytes < min_nbytes else False
+
+
+def _explain_short_buffer(item: Placed, launch: Launch) -> str:
+    """Why a short buffer does not tell, and what to ask: larger sizes, or these placed alike."""
+    short = "too short for more than one chunk"
+    longer = [other for other in launch.placed if other.order.nbytes > item.order.nbytes]
+    if not longer or any(other.key[1:] == item.key[1:] for other in longer):
+        return f"{short}: add a larger size"
+    flags = f"--place {'in' if item.order.in_place else 'out'} --shift {item.order.shift}"
+    return f"{short}: larger sizes were placed otherwise only; {flags} asks all so"
 
 
 def _shows_adder(item: Placed) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from collbench.core.algorithms import Variant, count_doublings
+from collbench.core.errors import AlgorithmError
 from collbench.core.schedule import Schedule
 from collbench.core.simulate import count_costs
 from collbench.core.text import format_count
@@ -49,7 +50,10 @@ def find_formulas(variant: Variant, n: int) -> list[str]:
     """Forms of A, B and G that fit n ranks and others, whoever the root is; empty where one of them
     has none."""
     numbers = [ranks for ranks in dict.fromkeys((n, *LARGE)) if not variant.refuse(ranks)]
-    counts = [(ranks, count_costs(variant.schedule(ranks))) for ranks in numbers]
+    try:
+        counts = [(ranks, count_costs(variant.schedule(ranks))) for ranks in numbers]
+    except AlgorithmError:  # a user's, which is right for n ranks only
+        return []
     names = [
         next((name for name, form in FORMS.items() if all(form(m) == c[at] for m, c in counts)), "")
         for at in range(3)

@@ -118,7 +118,9 @@ def _format_cells(chunk: int, into: int, length: int, reduce: bool) -> str:
     return "+" * reduce + (span(chunk) if chunk == into else f"{span(chunk)}>{span(into)}")
 
 
-def _add_held(a: _Held, b: _Held) -> _Held:
+def _add_held(a: _Held | None, b: _Held | None) -> _Held | None:
+    if a is None or b is None:  # a wrong algorithm's
+        return a or b
     both = a.symbol + b.symbol
     both[0] = a.symbol[0]
     return _Held(tuple(x + y for x, y in zip(a.numbers, b.numbers, strict=True)), both)

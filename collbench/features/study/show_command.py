@@ -71,6 +71,7 @@ def show(options: ShowOptions) -> None:
     draw the order of additions of a library that a recorded run found.
     """
     from collbench.core import algorithms
+    from collbench.core.schedule import prove_schedule
     from collbench.features.study import cost, drawing
     from collbench.show import terminal
 
@@ -98,7 +99,9 @@ def show(options: ShowOptions) -> None:
                 f"--{what}: there is no {what} {value} in {where}", f"choose one of 0 to {most}"
             )
     row = variant.algorithm
+    faults = prove_schedule(schedule)
     about = [
+        *(f"WRONG, as collbench prove finds: {fault}" for fault in faults[:1]),
         row.idea,
         *filter(None, [drawing.describe_phases(schedule, frames)]),
         *cost.describe_cost(variant, schedule),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collbench.core import algorithms, simulate, splits
-from collbench.core.errors import CollbenchError
+from collbench.core.errors import AlgorithmError, CollbenchError
 from collbench.core.network import Link, Network
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -91,6 +91,8 @@ class Predicted(World):
         for job in plan.jobs:
             try:
                 seconds, note = model.seconds(job.case)
+            except AlgorithmError:
+                raise
             except CollbenchError as e:
                 on_line(Record(case=job.case, status="skipped", note=e.message, world=plan.index))
                 continue

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
+from collbench.core.errors import CannotRun, RunBroken, UsageError, says_peer_is_gone
 from collbench.core.files import keep_traceback
 from collbench.core.text import print_message
 from collbench.machine import descriptors, environment
@@ -510,9 +510,9 @@ class LocalWatch(RankWatch):
         earlier = itertools.takewhile(lambda other: other != rank, self.deaths)
         return any(self.deaths[other].signal == 0 for other in earlier)
 
-    def choose_error(self) -> CannotRun | RunBroken:
+    def choose_error(self) -> CannotRun | RunBroken | UsageError:
         """The error of a rank that raised one of its own, where there is any, with its traceback
-        kept. CannotRun where all that is told was foreseen."""
+        kept. CannotRun or UsageError where all that is told was foreseen."""
         own_errors = [
             error for error in self.errors.values() if not says_peer_is_gone(error.message)
         ]

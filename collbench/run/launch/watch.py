@@ -38,7 +38,14 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, says_peer_is_gone
+from collbench.core.errors import (
+    CannotRun,
+    CollbenchError,
+    Exit,
+    RunBroken,
+    UsageError,
+    says_peer_is_gone,
+)
 from collbench.core.text import print_message
 from collbench.run.jobs import Plan
 from collbench.run.launch.awake import AwakeClock
@@ -212,7 +219,7 @@ class RankWatch:
         """The order of blame: among several ranks that ended, the one with the least is named."""
         return end.signal == signal.SIGABRT, rank
 
-    def choose_error(self) -> CannotRun | RunBroken:
+    def choose_error(self) -> CannotRun | RunBroken | UsageError:
         """The error that is to blame for the others; here of ranks that name themselves. Where all
         have only noticed that another is gone, one that names it."""
         return min(

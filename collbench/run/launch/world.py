@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
+from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.machine import environment
 from collbench.machine.load import Load, measure_load
 from collbench.records import types
@@ -144,11 +144,13 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         """The clause that follows the rank's name in a sentence, as "failed: ..."."""
         return self.message if self.own else f"failed: {self.message}"
 
-    def as_error(self, job: int | None = None) -> CannotRun | RunBroken:
+    def as_error(self, job: int | None = None) -> CannotRun | RunBroken | UsageError:
         """The exception to raise where this failure ends a run; ``job`` is the index of the job in
-        its plan, None where no job had begun."""
+        its plan, None where no job had begun: then the world is one that cannot run."""
         if self.exit == Exit.TIMEOUT:
             return RunBroken(self.message, self.hint, job)
+        if self.exit == Exit.USAGE and job is not None:
+            return UsageError(self.message, self.hint)
         return CannotRun(self.message, self.hint)
 
 

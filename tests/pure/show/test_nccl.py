@@ -1056,12 +1056,12 @@ def test_a_table_of_which_nothing_ran_has_no_footer_that_says_ok() -> None:
 
 
 def test_a_table_of_findings_without_times_has_its_notes_and_an_end() -> None:
-    case = a_case(collective="order", subject="sums", op="none")
+    case = a_case(collective="all_reduce_order", subject="sums", op="none")
     record = Record(case=case, status="ok", note="ran ring", findings={"sizes": []})
     lines = written([(record, None)]).splitlines()
     assert "# found: sums: collbench report shows it" in lines
     at = lines.index("# note: ran ring (1 case)")
-    assert lines[at + 1] == "# Collective test concluded: workload"
+    assert lines[at + 1] == "# Collective test concluded: order"
     assert not comments("\n".join(lines), "# Avg") + comments("\n".join(lines), "# no case")
 
 

@@ -20,6 +20,8 @@ from factories import (
 from msgspec.structs import replace
 
 from collbench.core.errors import Exit, UsageError
+from collbench.core.sums.families import list_families
+from collbench.core.sums.names import _name_tree, list_references
 from collbench.features.order.findings import (
     Neighbours,
     OddCalls,
@@ -30,6 +32,7 @@ from collbench.features.order.findings import (
 )
 from collbench.features.order.judgement import judge_orders
 from collbench.features.order.likeness import Likeness, compare_orders, describe_likeness
+from collbench.features.order.naming import is_known_name
 from collbench.features.order.report import OrderReport, make_order_report
 from collbench.features.order.requirements import Requirement, parse_requirements
 from collbench.features.order.view import make_document
@@ -84,6 +87,30 @@ def test_what_is_no_requirement_is_refused(text: str) -> None:
     assert error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("order=rng", "ring"),
+        ("order=ring:donw", "ring:down"),
+        ("order=linear upp", "linear up"),
+        ("adds=dubble", "double"),
+        ("same=cal", "call"),
+        ("ordr=ring", "order"),
+    ],
+)
+def test_a_typo_is_asked_about(text: str, meant: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_requirements([text])
+    assert error.value.hint == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_every_name_that_is_found_can_be_required(n: int) -> None:
+    names = [name for tree in list_families(n) for name in _name_tree(tree.tree, n, 0)]
+    names += [reference.name for reference in list_references("all_reduce", n)]
+    assert [name for name in names if not is_known_name(name)] == []
+
+
 # what keeps it
 
 
@@ -136,8 +163,15 @@ def test_a_short_buffer_is_one_chunk_of_a_ring_where_a_longer_one_is_all_of_it(
 def test_a_longer_buffer_in_another_place_tells_nothing_of_a_short_one() -> None:
     inside = replace(ONE_ELEMENT, in_place=True, varied=True)
     kept, reason = result("order=ring", ONE_ELEMENT, inside, size_order(64, *RING))
-    why = "4 B, in place: too short for more than one chunk: add a larger size"
-    assert (kept, reason) == (None, why)
+    why = (
+        "4 B, in place: too short for more than one chunk: larger sizes were placed otherwise only"
+    )
+    assert (kept, reason) == (None, f"{why}; --place in --shift 0 asks all so")
+
+
+def test_a_short_buffer_alone_asks_for_a_larger_size() -> None:
+    reason = result("order=ring", ONE_ELEMENT)[1]
+    assert reason == "4 B: too short for more than one chunk: add a larger size"
 
 
 def test_blocks_of_a_short_buffer_are_chunks_of_a_ring() -> None:

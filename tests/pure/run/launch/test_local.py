@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import torch
 
-from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.core.errors import AlgorithmError, CannotRun, CollbenchError, Exit, RunBroken
 from collbench.machine import descriptors
 from collbench.run.backends import _memory
 from collbench.run.jobs import Plan
@@ -91,6 +91,15 @@ def test_the_traceback_of_what_was_not_foreseen_is_kept(home: Path) -> None:
     told = blamed(FORESEEN, FAULTY)
     assert "rank 1 on " in told.message
     assert [path.read_text() for path in (home / "crashes").iterdir()] == [FAULTY.traceback]
+
+
+def test_a_user_error_on_a_rank_at_work_stays_one() -> None:
+    told = Failure.of(AlgorithmError("mine.py, line 3", "mend it")).as_error(job=0)
+    assert (told.exit, told.message, told.hint) == (Exit.USAGE, "mine.py, line 3", "mend it")
+
+
+def test_a_user_error_before_any_case_leaves_the_world_out() -> None:
+    assert Failure.of(AlgorithmError("mine.py, line 3")).as_error().exit == Exit.CANNOT_RUN
 
 
 def test_what_was_not_foreseen_comes_before_what_was() -> None:

@@ -791,6 +791,20 @@ def test_axes_have_readable_ticks_wherever_values_lie() -> None:
         assert len(set(axis["ticktext"])) == len(axis["ticktext"])
 
 
+@pytest.mark.parametrize(
+    ("least", "most"), [(0.8, 4.16), (1.1, 5.6), (4.9, 31), (0.9, 18), (2, 41), (1.5, 900)]
+)
+def test_axes_have_a_tick_near_every_value(least: float, most: float) -> None:
+    axis = figure_style.log_axis("busbw", [least, most], figure_style.format_rate)
+    inside = [tick for tick in axis["tickvals"] if least <= tick <= most]
+    assert 4 <= len(inside) <= 12
+    assert axis["title"]["text"] == "busbw (log)"
+
+
+def test_an_axis_of_sizes_says_that_it_is_logarithmic() -> None:
+    assert figure_style.sizes_axis([4, 1024])["title"]["text"] == "size (log)"
+
+
 def test_what_was_not_measured_precisely_is_no_good_verdict() -> None:
     made = (
         ok(stop="budget"),
