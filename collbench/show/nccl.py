@@ -64,6 +64,8 @@ from collbench.show.words import (
     format_interval,
     list_caveats,
     list_movements,
+    split_axes,
+    word_axes,
 )
 from collbench.suite.case import Case, Skip
 
@@ -439,7 +441,7 @@ class Text(Reporter):
         self._has_findings = False  # of cases that find something else than times
         self._repeated: Counter[str] = Counter()
         self._cases_by_skip: dict[str, list[Case]] = {}  # of this table, by their reason
-        self._sizes = sorted({case.nbytes for case in cases})
+        self._planned = cases
         matching_worlds = [
             w
             for w in self._worlds
@@ -477,8 +479,13 @@ class Text(Reporter):
         if not self._table:
             return
         skips = self._cases_by_skip.items()
-        counts = ((why, _count_cases(cases, self._sizes)) for why, cases in skips)
-        self._remark(*(f"skipped: {why} ({count})" for why, count in counts))
+        self._remark(
+            *(
+                f"skipped: {why} ({count})"
+                for why, cases in skips
+                for count in _count_cases(cases, self._planned)
+            )
+        )
         if any(map(has_line, self._block_outcomes)):
             self._write_totals()
         elif not self._has_findings:
@@ -569,9 +576,24 @@ def escape_remark(text: str) -> str:
     return re.sub("|".join(WORDS), lambda match: WORDS[match[0]], plain_line(text))
 
 
-def _count_cases(cases: Sequence[Case], planned: Sequence[int]) -> str:
-    """The number of cases, with the place if all have one, and the sizes that they are of, out of
-    those that were ``planned``, in order."""
+def _count_cases(cases: Sequence[Case], planned: Sequence[Case]) -> list[str]:
+    """The number of cases, with the place if all have one, and their sizes: at once where others
+    that were ``planned`` differ from them in that, else by datatype and the like."""
+    names = [name for name in split_axes(planned)[0] if name != "place"]
+    by_kind: dict[str, list[Case]] = {}
+    for case in cases:
+        words = word_axes(case)
+        by_kind.setdefault("".join(f", {words[n]}" for n in names if words[n]), []).append(case)
+    kinds = {(case.nbytes, case.in_place) for case in cases}
+    if {case for case in planned if (case.nbytes, case.in_place) in kinds} <= {*cases}:
+        by_kind = {"": list(cases)}
+    sizes = sorted({case.nbytes for case in planned})
+    return [_count_alike(alike, kind, sizes) for kind, alike in by_kind.items()]
+
+
+def _count_alike(cases: Sequence[Case], kind: str, planned: Sequence[int]) -> str:
+    """The number of cases of one ``kind``, with the place if all have one, and the sizes that they
+    are of, out of those that were ``planned``, in order."""
     sizes, places = sorted({case.nbytes for case in cases}), {case.in_place for case in cases}
     place = "" if len(places) > 1 else f" {PLACES['in' if places.pop() else 'out']}"
     if len(sizes) <= LISTED:
@@ -580,7 +602,7 @@ def _count_cases(cases: Sequence[Case], planned: Sequence[int]) -> str:
         which = f"{sizes[0]} B to {sizes[-1]} B"
         between = [size for size in planned if sizes[0] <= size <= sizes[-1]]
         which = which if sizes == between else f"{len(sizes)} sizes from {which}"
-    return f"cases: {len(cases)}{place}, {which}"
+    return f"cases: {len(cases)}{place}{kind}, {which}"
 
 
 def _describe_isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -346,9 +346,10 @@ def _describe_modes(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def describe_dropped(run: Gathered) -> list[str]:
-    """The cases for which a budget left no time, by name, in at most one line."""
+    """The cases for which a budget left no time, by what tells them from others of the plan, in at
+    most one line."""
     cases = [r.case for r, _ in run.arrived if r.note.startswith(NO_TIME_LEFT)]
-    varying, _ = split_axes(cases) if cases else ([], "")
+    varying, _ = split_axes([*run.cases, *cases]) if cases else ([], "")
     names = [name for name in varying if name != "cycle"]
     case_words = Counter(
         " ".join(filter(None, [format_size(case.size), *(word_axes(case)[name] for name in names)]))

@@ -1103,6 +1103,27 @@ def test_sizes_between_skipped_ones_are_not_told_as_skipped(
     assert comments(written(outcomes), "# skipped") == [f"# skipped: no room ({told})"]
 
 
+def test_skipped_cases_are_told_from_those_that_ran() -> None:
+    cases = [
+        a_case(nbytes=size, dtype=dtype)
+        for dtype in ("float", "bfloat16")
+        for size in (8, 16)
+    ]
+    absent = [(Record(case=case, status="skipped", note="no time"), None) for case in cases]
+    place = "in" if cases[0].in_place else "out of"
+    text = written([*map(measured, cases[:3]), absent[3]])
+    assert comments(text, "# skipped") == [
+        f"# skipped: no time (cases: 1 {place} place, bfloat16, 16 B)"
+    ]
+    text = written([measured(cases[0]), *absent[1:]])
+    assert comments(text, "# skipped") == [
+        f"# skipped: no time (cases: 1 {place} place, float, 16 B)",
+        f"# skipped: no time (cases: 2 {place} place, bfloat16, 8 B, 16 B)",
+    ]
+    text = written([measured(cases[0]), absent[1], measured(cases[2]), absent[3]])
+    assert comments(text, "# skipped") == [f"# skipped: no time (cases: 2 {place} place, 16 B)"]
+
+
 @pytest.mark.parametrize("case", [a_case(n=1), a_case(collective="barrier", op="none", nbytes=0)])
 def test_no_remark_says_bandwidth_before_the_footer(case: Case) -> None:
     text = written([measured(case)])
