@@ -251,6 +251,7 @@ class Text(Reporter):
         self._worlds: list[World] = []
         self._done: dict[Case, Outcome] = {}
         self._table: tuple[str, str] | None = None
+        self._passed: dict[str, tuple[list[Case], dict[str, list[Case]]]] = {}
         self._busbw: list[float] = []
         self._introduced = False
         self._until = time.monotonic() + SO_FAR_AFTER
@@ -262,7 +263,7 @@ class Text(Reporter):
     def world(self, world: World) -> None:
         """Write the head of the first table as soon as its ranks have met."""
         self._worlds.append(world)
-        if not self._lines or self._table:
+        if not self._lines or self._next or self._table:
             return
         first = next(iter(self._lines[0].values()))
         if (first.backend, first.world, first.env) == (world.backend, world.n, world.env):
@@ -282,10 +283,7 @@ class Text(Reporter):
         self._done[record.case] = (record, row)
         if record.case in self._line_of:
             self._news[self._line_of[record.case]] = None
-        while self._next < len(self._lines) and all(
-            case in self._done and self._is_final(*self._done[case])
-            for case in self._lines[self._next].values()
-        ):
+        while self._next < len(self._lines) and self._is_next_known():
             self._write()
         self._write_so_far()
         self._out.flush()
@@ -320,6 +318,29 @@ class Text(Reporter):
             self._remark("so far:" + "  ".join([_format_row(case, halves), *more]))
         self._out.flush()
 
+    def _is_next_known(self) -> bool:
+        """Whether the next line can be written: its cases are final and, where it begins a table,
+        a case of that is known to have run, or all are skipped."""
+        for line in self._list_table():
+            if not all(
+                case in self._done and self._is_final(*self._done[case]) for case in line.values()
+            ):
+                return False
+            if table_of(line) == self._table or not self._is_skipped(line):
+                return True
+        return True
+
+    def _list_table(self) -> Iterator[Mapping[bool, Case]]:
+        """The lines of the table that the next line is in, from that on."""
+        table = table_of(self._lines[self._next])
+        rest = itertools.islice(self._lines, self._next, None)
+        return itertools.takewhile(lambda line: table_of(line) == table, rest)
+
+    def _is_skipped(self, line: Mapping[bool, Case]) -> bool:
+        """Whether all cases of a line that are done were skipped."""
+        outcomes = [self._done[case] for case in line.values() if case in self._done]
+        return all(record.status == "skipped" for record, _ in outcomes)
+
     def _is_final(self, record: Record, row: Derived | None) -> bool:
         """Whether no second pass will measure the case again."""
         if self._run.policy.iters is not None or record.again:
@@ -336,6 +357,7 @@ class Text(Reporter):
             self._write()
         self._introduce()
         self._conclude()
+        self._tell_passed()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {load_text}"] * bool(load_text))
         self._remark(*list_caveats(self._run, self._worlds))
@@ -364,12 +386,15 @@ class Text(Reporter):
     def _write(self) -> None:
         """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
         line = self._lines[self._next]
+        if table_of(line) != self._table and self._pass_over(list(self._list_table())):
+            return
         measured = [self._done[case] for case in line.values() if case in self._done]
         if measured and table_of(line) != self._table:
             self._introduce()
             if self._table:
                 self._conclude()
                 self._print("")
+            self._tell_passed()
             self._open_table()
         self._next += 1
         if any(map(has_line, measured)):
@@ -403,6 +428,28 @@ class Text(Reporter):
                 self._has_findings = True
                 self._remark(f"found: {record.case.subject}: collbench report shows it")
 
+    def _pass_over(self, lines: Sequence[Mapping[bool, Case]]) -> bool:
+        """Whether no case of these lines, a table's, has run and some were skipped: in place of
+        that table a remark is to come for each reason."""
+        cases = [case for line in lines for case in line.values()]
+        notes = {case: self._done[case][0].note for case in cases if case in self._done}
+        if not notes or not all(map(self._is_skipped, lines)):
+            return False
+        self._next += len(lines)
+        of_table = self._passed.setdefault(", ".join(table_of(lines[0])), ([], {}))
+        of_table[0].extend(cases)
+        for case, why in notes.items():
+            of_table[1].setdefault(why, []).append(case)
+        return True
+
+    def _tell_passed(self) -> None:
+        """Remarks on the tables that were passed over, those of several launches together."""
+        passed, self._passed = self._passed, {}
+        for about, (planned, cases_by_skip) in passed.items():
+            for why, cases in cases_by_skip.items():
+                counts = _count_cases(cases, planned)
+                self._remark(*(f"skipped: {about}: {why} ({count})" for count in counts))
+
     def _complete(
         self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
     ) -> None:
@@ -433,8 +480,7 @@ class Text(Reporter):
 
     def _open_table(self) -> None:
         """Write the head of the table that the next line is in."""
-        rest = self._lines[self._next :]
-        lines = [*itertools.takewhile(lambda other: table_of(other) == table_of(rest[0]), rest)]
+        lines = list(self._list_table())
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._block_outcomes: list[Outcome] = []
