@@ -840,6 +840,14 @@ def test_what_most_rows_have_is_said_once_above_them() -> None:
     assert cases_.explain_flags(gathered(FLAGGED))[-1].startswith("· remarks, no doubts: +copy (2)")
 
 
+def test_a_remark_that_is_a_doubt_of_other_rows_says_so() -> None:
+    flags = ({"flags": ("late:1",), "late_share": 0.5}, {"flags": ("late:1", "+copy")})
+    outcomes = [measured(a_case(nbytes=8 << n), row=row) for n, row in enumerate(flags)]
+    *doubts, remarks = cases_.explain_flags(gathered(outcomes))
+    assert [line.partition(":")[0] for line in doubts] == ["late (1)"]
+    assert "late (1 more, too small for a doubt)" in remarks and "+copy (1)" in remarks
+
+
 def test_a_flag_of_all_rows_out_of_place_is_said_once() -> None:
     cases = [a_case(nbytes=8 << n, in_place=place) for n in range(6) for place in (False, True)]
     rows = [measured(case, row={"flags": ("+copy",) * (not case.in_place)}) for case in cases]
