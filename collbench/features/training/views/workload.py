@@ -195,9 +195,7 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
     ]
 
 
-def _compare_table(
-    step: Step, expected: Forecast, overlap: Overlap, machine: Machine
-) -> Table:
+def _compare_table(step: Step, expected: Forecast, overlap: Overlap, machine: Machine) -> Table:
     """A table of a step's time predicted on a ``machine`` beside its time in a run, whole and by
     phase of rank 0."""
     took, computation, communication = (
