@@ -69,8 +69,9 @@ def _tell_of_budget(prepared: Prepared, budget: float) -> None:
     policy = prepared.suite.policy
     dropped, enough = foresee_drops(plan.plan_worlds(prepared.jobs, policy), budget, policy)
     if dropped:
+        least = "at least " * (len(dropped) < len(prepared.cases))
         print_message(
-            f"by a rough guess it drops at least {len(dropped)} of"
+            f"by a rough guess it drops {least}{len(dropped)} of"
             f" {format_count(len(prepared.cases), 'case')}"
             f" ({name_cases(dropped, prepared.cases)}); --budget {budget_for(enough)} holds all"
         )
