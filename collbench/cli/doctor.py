@@ -20,7 +20,7 @@ from collbench.cli import doctor_hosts
 from collbench.cli.doctor_gpus import NO_GPU, Finding, gpu_findings, has_gpus
 from collbench.cli.families import Debug, Ssh
 from collbench.cli.parameters import make_option
-from collbench.core.backend_info import list_infos
+from collbench.core.backend_info import backend_info, list_infos
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.machine import cpus, environment, load, memory
@@ -44,7 +44,7 @@ def list_findings() -> Iterator[tuple[str, Iterator[Finding]]]:
     facts = environment.gather_facts()
     yield "This machine", _check_machine(facts)
     yield "CPU ranks", itertools.chain(_check_backends(), [_check_interface()])
-    yield "GPU ranks", gpu_findings(facts) if has_gpus(facts) else iter([NO_GPU])
+    yield "GPU ranks", gpu_findings(facts) if has_gpus(facts) else _check_without_gpus()
     yield "Measuring", itertools.chain([_check_clock()], _check_launches())
 
 
@@ -122,6 +122,13 @@ def _check_backends() -> Iterator[Finding]:
     installed = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
     joining = "torchrun, mpirun and srun are joined when found in the environment"
     yield Finding("launchers", "yes", "; ".join([joining, *(f"{n} is there" for n in installed)]))
+
+
+def _check_without_gpus() -> Iterator[Finding]:
+    """That there is no GPU; and symm, which needs Triton besides, and may run on CPUs by it."""
+    yield NO_GPU
+    reason = backend_info("symm").here()
+    yield Finding("symm", "note", reason or "in Triton's interpreter, on CPUs")
 
 
 def _check_interface() -> Finding:

@@ -142,6 +142,10 @@ class _Commands(TyperGroup):
         odd = name not in names and not args[0].startswith("-")
         if odd and self.get_command(ctx, name) is None:
             hint = suggest_name(name, names) or "collbench --help lists them"
+            from collbench.cli.help import list_pages
+
+            if args[0] in list_pages():
+                hint = f"it is a topic: collbench help {args[0]}"
             raise UsageError(f"no command '{args[0]}'", hint)
         return super().resolve_command(ctx, args)
 

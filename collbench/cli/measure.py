@@ -12,12 +12,12 @@ import typer
 from collbench.cli.parameters import add_all_options
 from collbench.core.collectives import find_collective
 from collbench.core.errors import Exit
-from collbench.core.text import format_clock, print_message
+from collbench.core.text import format_clock, format_count, print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
     from collbench.run.launch.early import LoadingServer
-    from collbench.run.order import Order
+    from collbench.run.order import Order, Prepared
     from collbench.run.reporter import Reporter
 
 
@@ -54,6 +54,27 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
             tell_of(self.file)
 
     return session.execute_order(order, lambda: Progress(watched=sys.stderr.isatty()))
+
+
+def _tell_of_budget(prepared: Prepared, budget: float) -> None:
+    """Says what a budget does to these cases: how they share it, and which it would drop."""
+    from collbench.run import plan
+    from collbench.run.pace import budget_for, foresee_drops
+    from collbench.show.views.run_table import name_cases
+
+    print_message(
+        f"--budget {format_clock(budget)} is shared out among these: a case gets less time, and"
+        " where six samples of each do not fit, the costliest are dropped and named"
+    )
+    policy = prepared.suite.policy
+    dropped, enough = foresee_drops(plan.plan_worlds(prepared.jobs, policy), budget, policy)
+    if dropped:
+        least = "at least " * (len(dropped) < len(prepared.cases))
+        print_message(
+            f"by a rough guess it drops {least}{len(dropped)} of"
+            f" {format_count(len(prepared.cases), 'case')}"
+            f" ({name_cases(dropped, prepared.cases)}); --budget {budget_for(enough)} holds all"
+        )
 
 
 def fake_gpus(backends: Collection[str]) -> list[str]:
@@ -120,11 +141,7 @@ def carry_out(
         planned = plan_table.describe_plan(plan_rows(prepared), starting, policy.fresh, cores)
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.budget is not None:
-            within = format_clock(order.budget)
-            print_message(
-                f"--budget {within} is shared out among these: a case gets less time, and where six"
-                " samples of each do not fit, the costliest are dropped and named"
-            )
+            _tell_of_budget(prepared, order.budget)
         if order.resumed is None:
             refuse_nothing(prepared, order.command)
     return Exit.OK

@@ -68,22 +68,22 @@ def describe_mistake(error: Any) -> tuple[str, str]:
     if kind == "NoSuchOption":
         return _unknown_option(error.option_name, path, command)
     if kind == "BadOptionUsage":
-        return _misused_option(error, path, command)
+        return _misused_option(error, path)
     if kind == "MissingParameter":
         return _describe_missing(error, path, command)
     if parameter := getattr(error, "param", None):
-        return _bad_value(parameter, error.message)
+        return _bad_value(parameter, error.message, path)
     message = error.format_message()
     if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return _describe_extra(extra[1].split(), path)
     return message[:1].lower() + message[1:].rstrip("."), f"{path} --help lists its options"
 
 
-def _misused_option(error: Any, path: str, command: Any) -> tuple[str, str]:
+def _misused_option(error: Any, path: str) -> tuple[str, str]:
     name, message = _as_given(error.option_name), error.format_message()
     if "does not take" in message:
         return f"{name} takes no value", f"give {name} alone"
-    return f"{name} needs a value", _help_of(command, name) or f"{path} --help lists its options"
+    return f"{name} needs a value", f"{path} --help says what {name} takes"
 
 
 def _find_command(error: Any) -> tuple[str, Any]:
@@ -122,7 +122,8 @@ def _describe_missing(error: Any, path: str, command: Any) -> tuple[str, str]:
     if parameter is None or command is None:
         return "an argument is missing", f"{path} --help"
     if parameter.param_type_name == "option":
-        return f"{parameter.opts[0]} is missing", parameter.help or f"{path} --help"
+        flag = parameter.opts[0]
+        return f"{flag} is missing", f"give {flag}: {path} --help says what it takes"
     arguments = [
         _name_argument(parameter)
         for parameter in command.params
@@ -137,14 +138,30 @@ def _name_argument(argument: Any) -> str:
     return name if argument.required else f"[{name}]"
 
 
-def _bad_value(parameter: Any, message: str) -> tuple[str, str]:
+def _bad_value(parameter: Any, message: str, path: str) -> tuple[str, str]:
     option = parameter.param_type_name == "option"
     flag = parameter.opts[0] if option else _name_argument(parameter)
     given = next((value for name in parameter.opts if (value := _value_of(name))), "")
     if (option and flag == "-n" and given == "p") or "-np" in sys.argv[1:]:
         return "-np: no such option", "-g 2: two ranks"
     as_typed = f"{flag} {given}".strip()
-    return f"{as_typed}: {_reword_value_error(message)}", parameter.help or ""
+    reason = _reword_value_error(message)
+    hint = _suggest_value(flag, given, reason) or f"{path} --help says what {flag} takes"
+    return f"{as_typed}: {reason}", hint
+
+
+def _suggest_value(flag: str, given: str, reason: str) -> str:
+    """What to give an option in place of a value that is refused for this reason, "" where that
+    does not say."""
+    *first, last = given.split(",")
+    if first and reason.endswith("number") and all(map(str.isdecimal, (*first, last))):
+        often = "twice" if len(first) == 1 else f"{len(first) + 1} times"
+        return f"{flag} takes one number: run it {often}, for {', '.join(first)} and {last}"
+    if bound := re.fullmatch(r"must be at (least|most) (\S+)", reason):
+        return f"give {flag} {bound[2]} or {'more' if bound[1] == 'least' else 'less'}"
+    if ends := re.fullmatch(r"must be from (\S+) to (\S+)", reason):
+        return f"give {flag} a number from {ends[1]} to {ends[2]}"
+    return f"give {flag} one number" if reason.endswith("number") else ""
 
 
 def _reword_value_error(message: str) -> str:
@@ -219,7 +236,22 @@ def refuse_osu_flags(args: Sequence[str]) -> None:
     )
     if osu_range or (args and args[0].startswith("osu_")):
         sizes = f"-b {osu_range[1]} -e {osu_range[2]}" if osu_range else "-b A -e B"
+        command = _find_osu_command(args[0])
         raise UsageError(
             f"{f'-m {osu_range[0]}' if osu_range else args[0]}: that is for OSU's benchmarks",
-            f"use {sizes} for OSU's -m A:B, -n for its -i, -w for its -x; leave out its -f",
+            f"the command is {command}; " * bool(command)
+            + f"use {sizes} for OSU's -m A:B, -n for its -i, -w for its -x; leave out its -f",
         )
+
+
+def _find_osu_command(program: str) -> str:
+    """The command for a program of OSU's, as osu_allreduce or osu_ibcast; "" where there is
+    none."""
+    word = program.removeprefix("osu_")
+    if word == program:
+        return ""
+    if word in ("latency", "bw", "bibw", "multi_lat", "mbw_mr"):
+        return "collbench p2p"
+    names = {name: row.name for row in COLLECTIVES.values() for name in (row.name, *row.aliases)}
+    found = names.get(word) or names.get(word.removeprefix("i"))
+    return f"collbench {found}" if found else ""

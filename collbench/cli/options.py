@@ -83,7 +83,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
     _tell_idle(suite, find_collective(name))
     _tell_sizes(suite.axes, [name for name in SIZES if values[name] is not None])
-    place, export = split_output(values["output"])
+    place, exports = split_output(values["output"])
     order = Order(
         suite=suite,
         command=sys.argv,
@@ -92,7 +92,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
         launcher=launcher,
         source=source,
     )
-    show = partial(make_reporter, values["output_format"], values["output_file"], export=export)
+    show = partial(make_reporter, values["output_format"], values["output_file"], exports=exports)
     nccl_options = _select_fields(nccl.Options, values)
     return Asked(order, partial(show, options=nccl_options), values["dry_run"])
 
@@ -501,12 +501,17 @@ def find_subject(what: str, names: Iterable[str]) -> str | Path:
             raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 
-def split_output(output: Path | None) -> tuple[Path | None, Path | None]:
-    """What --output names as the place for a run's file or files, and as a file for other programs,
-    which its ending tells."""
-    if output and output.suffix in outputs.RUN_ENDINGS and not output.is_dir():
-        return None, output
-    return output, None
+def split_output(paths: Sequence[Path] | None) -> tuple[Path | None, list[Path]]:
+    """What --output names as the place for a run's file or files, and as files for other programs,
+    which their endings tell. Raises UsageError for two places."""
+    exports = [p for p in paths or () if p.suffix in outputs.RUN_ENDINGS and not p.is_dir()]
+    places = [p for p in dict.fromkeys(paths or ()) if p not in exports]
+    if len(places) > 1:
+        raise UsageError(
+            f"--output {places[0]}, --output {places[1]}: a run is saved in one place",
+            "leave out one of them; files that end in .prom, .otlp or .parquet may be several",
+        )
+    return next(iter(places), None), exports
 
 
 def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
@@ -631,10 +636,10 @@ def make_reporter(
     name: str,
     output_file: Path | None = None,
     options: nccl.Options = nccl.DEFAULTS,
-    export: Path | None = None,
+    exports: Sequence[Path] = (),
 ) -> Reporter:
     """The reporter that prints a run while it goes on, in the format ``name``, and writes it to
-    ``output_file`` as nccl-tests does and to ``export``. Raises UsageError."""
+    ``output_file`` as nccl-tests does and to ``exports``. Raises UsageError."""
     document = nccl_json.Document(output_file, options) if output_file else None
     get_outputs = (lambda: document.written) if document else None
     makers: dict[str, Callable[[], Reporter]] = {
@@ -657,6 +662,4 @@ def make_reporter(
         reporters.append(live.Status(says_busy=name not in ("nccl", "nccl-filled", "imb")))
     if document:
         reporters.append(document)
-    if export:
-        reporters.append(RunExport(export))
-    return Several(*reporters)
+    return Several(*reporters, *map(RunExport, exports))

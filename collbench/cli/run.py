@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug, Hosts, Imports, Inject, RunsTag, SaveOptions, Ssh
+from collbench.cli.families import Debug, DryRun, Hosts, Imports, Inject, RunsTag, Ssh
 from collbench.cli.measure import carry_out, choose_gravest
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteSaveOptions(SaveOptions):
+class SuiteSaveOptions:
     """The place and the tag of suites' runs, and whether there are to be any."""
 
     output: Annotated[
-        Path | None,
+        list[Path] | None,
         make_option(
             "output",
             "Save runs to this folder (one suite: or .jsonl file). With .prom, .otlp, .parquet:"
@@ -37,6 +37,7 @@ class SuiteSaveOptions(SaveOptions):
     ] = None
     save: Annotated[bool, make_option("save", "Keep the runs' records.")] = True
     tag: RunsTag = ""
+    dry_run: DryRun = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ def run(options: RunOptions) -> None:
     suites = [changed(suite) for suite in suites]
     order = partial(Order, command=sys.argv, launcher=launcher, source=source)
     saving = options.saving
-    place, export = split_output(saving.output)
+    place, exports = split_output(saving.output)
     make_order = partial(order, **read_save_options(saving.save, place, saving.tag))
     orders = [
         add_budget(make_order(suite=suite, named_axes=axes), budget)
@@ -190,7 +191,7 @@ def run(options: RunOptions) -> None:
         resumption.load_algorithms(resumable.run, options.file)
         resumption.load_backends(resumable.run, grammar.split_words(options.backends))
         orders = [add_budget(order(suite=resumable.run.suite, resumed=resumable), budget)]
-    reporter = partial(make_reporter, options.output_format, export=export)
+    reporter = partial(make_reporter, options.output_format, exports=exports)
     measure = partial(carry_out, reporter=reporter, dry_run=options.saving.dry_run)
     raise typer.Exit(choose_gravest(_measure_each(orders, measure, options.saving.dry_run)))
 
@@ -242,7 +243,8 @@ def _refuse_conflicts(options: RunOptions) -> None:
     """Raises UsageError for what cannot be asked together."""
     from collbench.run.launch import join
 
-    suites, output = options.suites or [], options.saving.output
+    suites = options.suites or []
+    files = [path for path in options.saving.output or () if not path.is_dir()]
     if options.resume and (suites or options.has_changes):
         raise UsageError(
             "--resume is given with suites or their options",
@@ -252,9 +254,9 @@ def _refuse_conflicts(options: RunOptions) -> None:
         raise UsageError(
             "no suite is named", "name a TOML file or a built-in one; collbench list shows these"
         )
-    if len(suites) > 1 and output and not output.is_dir():
+    if len(suites) > 1 and files:
         raise UsageError(
-            f"--output {output} is one file, but {len(suites)} suites make a file each",
+            f"--output {files[0]} is one file, but {len(suites)} suites make a file each",
             "give a folder that exists, or one command per suite",
         )
     if len(suites) > 1 and join.detect_launcher(options.launcher):

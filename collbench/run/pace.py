@@ -64,9 +64,19 @@ SAMPLES = ("times_ns", "glob_ns", "skew_ns", "host_ns", "device_ns")
 BY_RANK = ("per_rank", "starts_ns")
 
 
+def budget_for(seconds: float) -> str:
+    """A value of --budget for what takes about ``seconds``, with a quarter to spare, as "20m"."""
+    most = 1.25 * seconds
+    step = 10 if most <= 60 else 60 if most <= 1200 else 300
+    duration = max(1, math.ceil(most / step)) * step
+    return f"{duration}s" if duration % 60 else f"{duration // 60}m"
+
+
 class Pace:
     """Decides how long the cases of a run are measured, and what a plan goes on with. This one
     leaves plans as they are."""
+
+    enough = 0.0  # seconds of a budget for all cases, by a guess, once one was dropped
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan as its ranks get it."""
@@ -377,7 +387,8 @@ class BudgetPace(Pace):
 
     def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job], None]) -> None:
         self._drop = drop
-        self._until = time.monotonic() + seconds * (1 - SPARE)
+        self._began = time.monotonic()
+        self._until = self._began + seconds * (1 - SPARE)
         self._most = policy.resolved(False).max_seconds or 0.0
         self._entries: list[list[GuessedJob]] = []  # of this world and those to come
         self._costs: dict[str, Cost] = {}
@@ -464,12 +475,11 @@ class BudgetPace(Pace):
             for least in [self._cost(entry).least]
         )
         worlds = Counter(world for _, _, world, _ in cheapest_first)
-        spare = (
-            self._until
-            - now
-            - sum(seconds for _, seconds, _, _ in cheapest_first)
-            - self._start * len(set(worlds) - {0})
-        )
+        starting = self._start * len(set(worlds) - {0})
+        spare = self._until - now - sum(seconds for _, seconds, _, _ in cheapest_first) - starting
+        if spare < 0 and not self.enough:
+            undoubted = SLACK * sum(least for least, _, _, _ in cheapest_first)
+            self.enough = (now - self._began + undoubted + starting) / (1 - SPARE)
         dropped = set()
         while cheapest_first and spare < 0:
             _, seconds, world, index = cheapest_first.pop()
@@ -515,3 +525,17 @@ class BudgetPace(Pace):
             # the first large cases tell little of filling, but that calls are faster than guessed
             factor = max(min(1.0, call), float(np.median(filled))) if filled else 1.0
             self._corrections[large] = per_case, factor, call
+
+
+def foresee_drops(
+    plans: Sequence[Plan], seconds: float, policy: Policy
+) -> tuple[list[Case], float]:
+    """The cases that a budget would drop at the start, by a rough guess, and the seconds that hold
+    all; nothing and 0 where it holds them."""
+    dropped: list[Job] = []
+    pace = BudgetPace(seconds, policy, dropped.append)
+    for current in plans:
+        pace.open_plan(current)
+    if plans:
+        pace.next_jobs()
+    return [case for job in dropped for case in job.case.siblings], pace.enough

@@ -165,12 +165,15 @@ def describe_gpu_lack(ranks: int, gpus: int) -> str:
 
 
 def _refuse_absent(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
+    if any(name in info.settings for name, _ in case.env):
+        return ""  # a setting that may make up for what is not there: TRITON_INTERPRET
     return machine.absent.get(case.backend, "")
 
 
 Rule = Callable[[Case, BackendInfo, Policy, Place], str]
 RULES: tuple[Rule, ...] = (  # in the order in which they are asked
     _refuse_launcher,
+    _refuse_absent,
     _refuse_anywhere,
     _refuse_path,
     _refuse_virtual_ranks,
@@ -179,7 +182,6 @@ RULES: tuple[Rule, ...] = (  # in the order in which they are asked
     _refuse_faults,
     _refuse_blocking,
     _refuse_few_gpus,
-    _refuse_absent,
 )
 
 # names of libraries that torch knows under others

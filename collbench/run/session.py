@@ -32,7 +32,14 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, Prepared, fit_to_host, prepare_order, refuse_nothing
-from collbench.run.pace import BudgetPace, CallerPace, Pace, TwoPassPace, without_second_pass
+from collbench.run.pace import (
+    BudgetPace,
+    CallerPace,
+    Pace,
+    TwoPassPace,
+    budget_for,
+    without_second_pass,
+)
 from collbench.run.reporter import Reporter
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
@@ -408,6 +415,7 @@ class _Session:
     def _drop(self, job: Job) -> None:
         """Record that there is no time for a job; where an earlier part has samples, they stay."""
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough for all cases"
+        note += f"; --budget {budget_for(self._pace.enough)} holds all, by a rough guess"
         for case in job.case.siblings:
             if record := self._earlier.cut_records.get(case):
                 self._announce(record)

@@ -162,13 +162,18 @@ def explain_remarks(
     besides: Collection[str] = (),
 ) -> list[str]:
     """One line with all remarks and in how many rows each is, most frequent first; the only one is
-    explained."""
+    explained. One that is a doubt of other rows is a remark by its lesser degree, and says so."""
+    rows = list(rows)
     remarks = Counter(flag_kind(flag) for row in rows for flag in list_remarks(row))
+    doubted = {flag_kind(flag) for row in rows for flag in list_doubts(row)}
     for flag in besides:
         del remarks[flag]
     if not remarks:
         return []
-    names = [f"{flag} ({times})" for flag, times in remarks.most_common()]
+    names = [
+        f"{flag} ({times}{' more, too small for a doubt' * (flag in doubted)})"
+        for flag, times in remarks.most_common()
+    ]
     if len(names) > 1:
         return [
             f"{MARK} remarks, no doubts: {', '.join(names)}; collbench help flags explains them"

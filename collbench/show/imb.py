@@ -124,6 +124,7 @@ class Text(Gathered):
         """What all tables need said below them."""
         for reason, number in count_reasons(self.skips, self.arrived):
             yield f"{number} skipped: {reason}"
+        yield from run_table.describe_dropped(self)
         yield from run_table.explain_flags(self)
         yield from [busy] if (busy := run_table.describe_busy(self)) else []
         yield from self._list_caveats()

@@ -64,6 +64,8 @@ from collbench.show.words import (
     format_interval,
     list_caveats,
     list_movements,
+    split_axes,
+    word_axes,
 )
 from collbench.suite.case import Case, Skip
 
@@ -253,6 +255,7 @@ class Text(Reporter):
         self._worlds: list[World] = []
         self._done: dict[Case, Outcome] = {}
         self._table: tuple[str, str] | None = None
+        self._passed: dict[str, tuple[list[Case], dict[str, list[Case]]]] = {}
         self._busbw: list[float] = []
         self._introduced = False
         self._until = time.monotonic() + SO_FAR_AFTER
@@ -264,7 +267,7 @@ class Text(Reporter):
     def world(self, world: World) -> None:
         """Write the head of the first table as soon as its ranks have met."""
         self._worlds.append(world)
-        if not self._lines or self._table:
+        if not self._lines or self._next or self._table:
             return
         first = next(iter(self._lines[0].values()))
         if (first.backend, first.world, first.env) == (world.backend, world.n, world.env):
@@ -284,10 +287,7 @@ class Text(Reporter):
         self._done[record.case] = (record, row)
         if record.case in self._line_of:
             self._news[self._line_of[record.case]] = None
-        while self._next < len(self._lines) and all(
-            case in self._done and self._is_final(*self._done[case])
-            for case in self._lines[self._next].values()
-        ):
+        while self._next < len(self._lines) and self._is_next_known():
             self._write()
         self._write_so_far()
         self._out.flush()
@@ -322,6 +322,29 @@ class Text(Reporter):
             self._remark("so far:" + "  ".join([_format_row(case, halves), *more]))
         self._out.flush()
 
+    def _is_next_known(self) -> bool:
+        """Whether the next line can be written: its cases are final and, where it begins a table,
+        a case of that is known to have run, or all are skipped."""
+        for line in self._list_table():
+            if not all(
+                case in self._done and self._is_final(*self._done[case]) for case in line.values()
+            ):
+                return False
+            if table_of(line) == self._table or not self._is_skipped(line):
+                return True
+        return True
+
+    def _list_table(self) -> Iterator[Mapping[bool, Case]]:
+        """The lines of the table that the next line is in, from that on."""
+        table = table_of(self._lines[self._next])
+        rest = itertools.islice(self._lines, self._next, None)
+        return itertools.takewhile(lambda line: table_of(line) == table, rest)
+
+    def _is_skipped(self, line: Mapping[bool, Case]) -> bool:
+        """Whether all cases of a line that are done were skipped."""
+        outcomes = [self._done[case] for case in line.values() if case in self._done]
+        return all(record.status == "skipped" for record, _ in outcomes)
+
     def _is_final(self, record: Record, row: Derived | None) -> bool:
         """Whether no second pass will measure the case again."""
         if self._run.policy.iters is not None or record.again:
@@ -338,6 +361,7 @@ class Text(Reporter):
             self._write()
         self._introduce()
         self._conclude()
+        self._tell_passed()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {load_text}"] * bool(load_text))
         self._remark(*list_caveats(self._run, self._worlds))
@@ -366,12 +390,15 @@ class Text(Reporter):
     def _write(self) -> None:
         """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
         line = self._lines[self._next]
+        if table_of(line) != self._table and self._pass_over(list(self._list_table())):
+            return
         measured = [self._done[case] for case in line.values() if case in self._done]
         if measured and table_of(line) != self._table:
             self._introduce()
             if self._table:
                 self._conclude()
                 self._print("")
+            self._tell_passed()
             self._open_table()
         self._next += 1
         if any(map(has_line, measured)):
@@ -405,6 +432,28 @@ class Text(Reporter):
                 self._has_findings = True
                 self._remark(f"found: {record.case.subject}: collbench report shows it")
 
+    def _pass_over(self, lines: Sequence[Mapping[bool, Case]]) -> bool:
+        """Whether no case of these lines, a table's, has run and some were skipped: in place of
+        that table a remark is to come for each reason."""
+        cases = [case for line in lines for case in line.values()]
+        notes = {case: self._done[case][0].note for case in cases if case in self._done}
+        if not notes or not all(map(self._is_skipped, lines)):
+            return False
+        self._next += len(lines)
+        of_table = self._passed.setdefault(", ".join(table_of(lines[0])), ([], {}))
+        of_table[0].extend(cases)
+        for case, why in notes.items():
+            of_table[1].setdefault(why, []).append(case)
+        return True
+
+    def _tell_passed(self) -> None:
+        """Remarks on the tables that were passed over, those of several launches together."""
+        passed, self._passed = self._passed, {}
+        for about, (planned, cases_by_skip) in passed.items():
+            for why, cases in cases_by_skip.items():
+                counts = _count_cases(cases, planned)
+                self._remark(*(f"skipped: {about}: {why} ({count})" for count in counts))
+
     def _complete(
         self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
     ) -> None:
@@ -435,15 +484,14 @@ class Text(Reporter):
 
     def _open_table(self) -> None:
         """Write the head of the table that the next line is in."""
-        rest = self._lines[self._next :]
-        lines = [*itertools.takewhile(lambda other: table_of(other) == table_of(rest[0]), rest)]
+        lines = list(self._list_table())
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._block_outcomes: list[Outcome] = []
         self._has_findings = False  # of cases that find something else than times
         self._repeated: Counter[str] = Counter()
         self._cases_by_skip: dict[str, list[Case]] = {}  # of this table, by their reason
-        self._sizes = sorted({case.nbytes for case in cases})
+        self._planned = cases
         matching_worlds = [
             w
             for w in self._worlds
@@ -481,8 +529,13 @@ class Text(Reporter):
         if not self._table:
             return
         skips = self._cases_by_skip.items()
-        counts = ((why, _count_cases(cases, self._sizes)) for why, cases in skips)
-        self._remark(*(f"skipped: {why} ({count})" for why, count in counts))
+        self._remark(
+            *(
+                f"skipped: {why} ({count})"
+                for why, cases in skips
+                for count in _count_cases(cases, self._planned)
+            )
+        )
         if any(map(has_line, self._block_outcomes)):
             self._write_totals()
         elif not self._has_findings:
@@ -573,9 +626,24 @@ def escape_remark(text: str) -> str:
     return re.sub("|".join(WORDS), lambda match: WORDS[match[0]], plain_line(text))
 
 
-def _count_cases(cases: Sequence[Case], planned: Sequence[int]) -> str:
-    """The number of cases, with the place if all have one, and the sizes that they are of, out of
-    those that were ``planned``, in order."""
+def _count_cases(cases: Sequence[Case], planned: Sequence[Case]) -> list[str]:
+    """The number of cases, with the place if all have one, and their sizes: at once where others
+    that were ``planned`` differ from them in that, else by datatype and the like."""
+    names = [name for name in split_axes(planned)[0] if name != "place"]
+    by_kind: dict[str, list[Case]] = {}
+    for case in cases:
+        words = word_axes(case)
+        by_kind.setdefault("".join(f", {words[n]}" for n in names if words[n]), []).append(case)
+    kinds = {(case.nbytes, case.in_place) for case in cases}
+    if {case for case in planned if (case.nbytes, case.in_place) in kinds} <= {*cases}:
+        by_kind = {"": list(cases)}
+    sizes = sorted({case.nbytes for case in planned})
+    return [_count_alike(alike, kind, sizes) for kind, alike in by_kind.items()]
+
+
+def _count_alike(cases: Sequence[Case], kind: str, planned: Sequence[int]) -> str:
+    """The number of cases of one ``kind``, with the place if all have one, and the sizes that they
+    are of, out of those that were ``planned``, in order."""
     sizes, places = sorted({case.nbytes for case in cases}), {case.in_place for case in cases}
     place = "" if len(places) > 1 else f" {PLACES['in' if places.pop() else 'out']}"
     if len(sizes) <= LISTED:
@@ -584,7 +652,7 @@ def _count_cases(cases: Sequence[Case], planned: Sequence[int]) -> str:
         which = f"{sizes[0]} B to {sizes[-1]} B"
         between = [size for size in planned if sizes[0] <= size <= sizes[-1]]
         which = which if sizes == between else f"{len(sizes)} sizes from {which}"
-    return f"cases: {len(cases)}{place}, {which}"
+    return f"cases: {len(cases)}{place}{kind}, {which}"
 
 
 def _describe_isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:

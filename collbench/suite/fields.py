@@ -440,6 +440,7 @@ FIELDS: tuple[Field, ...] = (
             "Save the run to this folder or .jsonl file. With .prom, .otlp, .parquet: write this,"
             " too (`collbench help outputs`)."
         ),
+        number=list[Path],
     ),
     Field("command", "save", "flag", default=True).option(
         "--save/--no-save", "Keep the run's records."

@@ -133,6 +133,14 @@ def test_where_n_is_calls_of_a_sample_time_says_how_many_samples(
     assert done.returncode == 0, done.stderr
 
 
+def test_a_dry_run_names_what_a_budget_drops_and_a_budget_that_holds_all(bare) -> None:
+    words = ("all_reduce", "--sizes", "8,1G", "-g", "2", "--place", "in", "--dry-run")
+    done = bare(*words, "--budget", "5s")
+    assert "by a rough guess it drops at least 1 of 2 cases (1 GiB)" in done.stderr
+    enough = done.stderr.partition(" holds all")[0].split()[-1]
+    assert "drops at least" not in bare(*words, "--budget", enough).stderr
+
+
 def test_a_suite_may_limit_the_time_of_batches_of_so_many_calls(bare, tmp_path: Path) -> None:
     (path := tmp_path / "suite.toml").write_text(
         '[axes]\ncollectives = ["all_reduce"]\nsizes = ["8"]\nmodes = ["streaming"]\n'

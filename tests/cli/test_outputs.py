@@ -49,6 +49,24 @@ def test_a_suite_writes_its_run(inside: Run, folder: Path) -> None:
     assert dict(labels)["suite"] == "s" and len(list_runs(folder)) == 1
 
 
+@pytest.mark.parametrize("words", [MODEL, ("run", "s.toml")])
+def test_a_folder_and_files_for_other_programs_are_all_written(
+    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text(
+        '[axes]\ncollectives = ["all_reduce"]\nsizes = ["8"]\nbackends = ["model"]\nranks = [2]\n'
+    )
+    Path("runs").mkdir()
+    files = ("--output", "x.prom", "--output", "x.otlp")
+    done = inside(*words, "--output", "runs/", *files)
+    assert done.returncode == 0, done.stderr
+    assert len(list(Path("runs").iterdir())) == 1
+    assert Path("x.prom").is_file() and Path("x.otlp").is_file()
+    done = inside(*words, *files, "--output", "runs", "--output", "other.jsonl")
+    assert done.returncode == 2 and "a run is saved in one place" in done.stderr
+
+
 def test_a_run_that_is_not_kept_is_written(inside: Run, folder: Path) -> None:
     assert inside(*MODEL, "--output", "x.otlp", "--no-save").returncode == 0
     assert Path("x.otlp").read_text().count("resourceMetrics") > 3 and not list_runs(folder)

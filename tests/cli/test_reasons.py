@@ -14,6 +14,7 @@ TWO = ("-b", "8", "-e", "8", "-g", "2", "--dry-run")
     [
         (("scan", *TWO), "has no scan: name an algorithm (--algo recursive_doubling)", "doctor"),
         (("scan", *TWO, "--backend", "shm"), "name an algorithm (--algo recursive_doubling)", ""),
+        (("all_reduce", *TWO, "--backend", "symm"), "symm needs ", "doctor"),
         (("all_reduce", *TWO, "--backend", "shm"), "name an algorithm (--algo ring)", ""),
         (("broadcast", *TWO, "--backend", "shm"), "name an algorithm (--algo linear)", ""),
         (

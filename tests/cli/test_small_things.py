@@ -197,3 +197,12 @@ def test_a_complete_run_without_a_measurement_is_told_as_such(inside) -> None:
     done = inside("run", "--resume", str(path))
     assert "is complete: all its cases were left out" in done.stderr
     assert done.returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"), [("64", "nodes (the last has 1 rank)"), ("63", "nodes,"), ("4", "nodes,")]
+)
+def test_a_prediction_says_that_the_last_node_is_smaller(bare, ranks: str, told: str) -> None:
+    words = ("--sizes", "1M", "--algo", "ring", "--network", "two-level:7")
+    text = bare("predict", "all_reduce", "-n", ranks, *words).stdout
+    assert f"nvlink inside {told}" in " ".join(text.split())

@@ -10,7 +10,7 @@ from typer import Option
 from collbench.cli.families import Collective, Debug, LinkSource, PlainTable
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
-from collbench.core.text import print_message
+from collbench.core.text import format_count, print_message
 
 SWEEP = (8, 1 << 30)  # where nothing says which sizes
 PATIENCE = 10.0, 60.0  # seconds that predicting one of all algorithms may take, and one named
@@ -107,6 +107,8 @@ def predict(options: PredictOptions) -> None:
     most = PATIENCE[options.algo != "all"]
     view = simulate.forecast_variants(row, n, model, variants, sizes, most)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
+    if nodes and n > model.node_ranks and (rest := n % model.node_ranks):
+        nodes += f" (the last has {format_count(rest, 'rank')})"
     about = f"{row.name}, {n} ranks, {network} network{nodes}, {networks.describe_link(speed)}"
     make = prediction.make_counts if options.counts else prediction.make_document
     outputs.deliver_document(make(view, sizes, f"predicted: {about}{note}"), options.output_format)

@@ -61,8 +61,9 @@ def missing_gpu() -> tuple[str, str]:
     return f"{name} finds no GPU that it can use", f"{tool} shows whether the driver works"
 
 
-def refuse_gpu_here(name: str) -> str:
-    """Why no rank of this machine can open a backend that needs GPUs and NCCL."""
+def refuse_gpu_here(name: str, instead: str = "--backend gloo runs on CPUs") -> str:
+    """Why no rank of this machine can open a backend that needs GPUs and NCCL; ``instead`` says
+    what runs without."""
     if environment.gpu_count():
         return ""
     try:
@@ -74,7 +75,7 @@ def refuse_gpu_here(name: str) -> str:
     if not reason and dist.is_available() and dist.is_nccl_available():
         return ""
     reason = reason or f"torch {torch.__version__} has no NCCL"
-    ways = "; ".join(filter(None, [hint, "--backend gloo runs on CPUs"]))
+    ways = "; ".join(filter(None, [hint, instead]))
     return f"backend {name} needs a GPU that torch can use: {reason} ({ways})"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from importlib import util
 from typing import Any
 
 from collbench.core.backend_info import BackendInfo
 from collbench.core.dtypes import OPS
+from collbench.run.backends._torch_refusal import refuse_gpu_here
 from collbench.suite.case import Case
 
 
@@ -24,6 +27,16 @@ def refuse(case: Case) -> str:
     return ""
 
 
+def refuse_here() -> str:
+    """Why no rank of this machine can open it: Triton, and a GPU unless Triton interprets its
+    kernel; else an empty string."""
+    if util.find_spec("triton") is None:
+        return "symm needs Triton, which is not installed (pip install triton)"
+    if os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "on", "true"):
+        return ""
+    return refuse_gpu_here("symm", "--backend shm runs on CPUs; so does TRITON_INTERPRET=1")
+
+
 INFO = BackendInfo(
     about="algorithms in GPU peer memory, one Triton kernel (ring@symm)",
     packages=("triton",),
@@ -35,4 +48,5 @@ INFO = BackendInfo(
     background="none",
     virtual_ranks=True,
     refuse=refuse,
+    here=refuse_here,
 )

@@ -346,16 +346,22 @@ def _describe_modes(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def describe_dropped(run: Gathered) -> list[str]:
-    """The cases for which a budget left no time, by name, in at most one line."""
+    """The cases for which a budget left no time, by what tells them from others of the plan, in at
+    most one line."""
     cases = [r.case for r, _ in run.arrived if r.note.startswith(NO_TIME_LEFT)]
-    varying, _ = split_axes(cases) if cases else ([], "")
+    return [f"dropped: {name_cases(cases, run.cases)}"] if cases else []
+
+
+def name_cases(cases: Sequence[Case], planned: Sequence[Case]) -> str:
+    """Cases by their sizes and what else tells them from others that were ``planned``."""
+    varying, _ = split_axes([*planned, *cases])
     names = [name for name in varying if name != "cycle"]
     case_words = Counter(
         " ".join(filter(None, [format_size(case.size), *(word_axes(case)[name] for name in names)]))
         for case in cases
     )
     times = [f"{name} (x{number})" if number > 1 else name for name, number in case_words.items()]
-    return [plain_line(f"dropped: {', '.join(times)}")] if times else []
+    return plain_line(", ".join(times))
 
 
 def _describe_trouble(run: Gathered) -> Iterable[Words]:

@@ -87,6 +87,16 @@ def two(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.Nvml:
     return nvml
 
 
+def test_without_a_gpu_the_doctor_says_what_symm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_gpus", lambda facts: False)
+    for reason in ("symm needs Triton", ""):
+        info = SimpleNamespace(here=lambda reason=reason: reason)
+        monkeypatch.setattr(doctor, "backend_info", lambda name, info=info: info)
+        members = next(members for title, members in doctor.list_findings() if title == "GPU ranks")
+        told = {finding.what: finding.detail for finding in members}
+        assert told["symm"] == (reason or "in Triton's interpreter, on CPUs")
+
+
 def test_without_a_gpu_everything_has_a_remedy(
     told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1047,12 +1047,32 @@ def test_only_the_header_has_its_words() -> None:
 
 def test_a_table_of_which_nothing_ran_has_no_footer_that_says_ok() -> None:
     skipped = Record(case=a_case(), status="skipped", note="nccl has none"), None
-    text = written([skipped])
+    text = written([skipped], worlds=[a_world(skipped[0].case)])
     assert "Out of bounds" not in text and "Avg bus" not in text
     assert comments(text, "# no case") == ["# no case of this table ran"]
     assert comments(text, "# Collective test concluded") == [
         "# Collective test concluded: all_reduce_perf"
     ]
+
+
+def test_tables_of_which_nothing_ran_are_a_remark_for_each_reason() -> None:
+    names = ("all_reduce", "all_gather", "all_reduce")
+    ops = {"all_gather": {"op": "none"}}
+    cases = [
+        a_case(collective=name, nbytes=size, cycle=cycle, **ops.get(name, {}))
+        for cycle, name in enumerate(names)
+        for size in (8, 16)
+    ]
+    absent = [(Record(case=case, status="skipped", note="no time"), None) for case in cases]
+    lines = written(absent[::-1], cases=cases).splitlines()
+    assert not comments("\n".join(lines), "# Collective test")
+    assert [line.partition(" (")[2] for line in comments("\n".join(lines), "# skipped")] == [
+        "cases: 4 out of place, 8 B, 16 B)",
+        "cases: 2 out of place, 8 B, 16 B)",
+    ]
+    last = written([*absent[:4], *map(measured, cases[4:])], cases=cases)
+    assert last.count("Collective test starting") == last.count("concluded") == 1
+    assert last.index("# skipped: all_gather_perf") < last.index("Collective test starting")
 
 
 def test_a_table_of_findings_without_times_has_its_notes_and_an_end() -> None:
@@ -1068,7 +1088,7 @@ def test_a_table_of_findings_without_times_has_its_notes_and_an_end() -> None:
 def test_a_reason_for_skips_is_told_once_with_a_count_of_cases() -> None:
     cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
     absent = [(Record(case=case, status="skipped", note="no mpirun"), None) for case in cases]
-    lines = written(absent).splitlines()
+    lines = written(absent, worlds=[a_world(cases[0])]).splitlines()
     at = lines.index("# skipped: no mpirun (cases: 4, 8 B, 16 B)")
     assert lines[at + 1] == "# no case of this table ran"
     assert len(comments("\n".join(lines), "# skipped")) == 1
@@ -1101,6 +1121,25 @@ def test_sizes_between_skipped_ones_are_not_told_as_skipped(
     ]
     told = told.replace(",", " out of place,", 1)
     assert comments(written(outcomes), "# skipped") == [f"# skipped: no room ({told})"]
+
+
+def test_skipped_cases_are_told_from_those_that_ran() -> None:
+    cases = [
+        a_case(nbytes=size, dtype=dtype) for dtype in ("float", "bfloat16") for size in (8, 16)
+    ]
+    absent = [(Record(case=case, status="skipped", note="no time"), None) for case in cases]
+    place = "in" if cases[0].in_place else "out of"
+    text = written([*map(measured, cases[:3]), absent[3]])
+    assert comments(text, "# skipped") == [
+        f"# skipped: no time (cases: 1 {place} place, bfloat16, 16 B)"
+    ]
+    text = written([measured(cases[0]), *absent[1:]])
+    assert comments(text, "# skipped") == [
+        f"# skipped: no time (cases: 1 {place} place, float, 16 B)",
+        f"# skipped: no time (cases: 2 {place} place, bfloat16, 8 B, 16 B)",
+    ]
+    text = written([measured(cases[0]), absent[1], measured(cases[2]), absent[3]])
+    assert comments(text, "# skipped") == [f"# skipped: no time (cases: 2 {place} place, 16 B)"]
 
 
 @pytest.mark.parametrize("case", [a_case(n=1), a_case(collective="barrier", op="none", nbytes=0)])

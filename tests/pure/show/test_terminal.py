@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from collbench.core import text as text_
-from collbench.core.text import format_clock
+from collbench.core.text import format_clock, format_size
 from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
@@ -30,7 +31,7 @@ from collbench.records.run_file import Outline
 from collbench.records.types import End, FirstWrong, Pairing, Record, World
 from collbench.run import reporter as reporter_
 from collbench.run.reporter import PlanRow, Several
-from collbench.show import flags, live
+from collbench.show import flags, imb, live
 from collbench.show import terminal as console
 from collbench.show import words as words_
 from collbench.show.document import Column, Document, Line, Table, make_columns
@@ -239,6 +240,14 @@ def test_a_count_of_wrong_elements_is_never_dropped() -> None:
             for column in console.make_grid(table_of("isolated", outcomes_, SWEEP), 70).columns
         ]
         assert ("wrong" in names) is there
+
+
+def test_the_page_on_measuring_has_all_columns() -> None:
+    page = (resources.files("collbench.cli") / "pages" / "measuring.md").read_text()
+    table = page.partition("## The table")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    heads = {str(column.head).split("\n")[0] for column in cases_.COLUMNS.values()} - {""}
+    assert {name for row in rows for name in re.findall("`([^`]+)`", row)} >= {*heads, "launch"}
 
 
 def test_columns_only_for_what_varies_and_rows_in_plan_order() -> None:
@@ -602,6 +611,18 @@ def test_what_a_budget_left_no_time_for_is_named() -> None:
     assert "dropped: 8 MiB (x2), 1 MiB" in text and "3 skipped: dropped for" in text
 
 
+def test_what_was_dropped_is_told_from_what_ran() -> None:
+    dropped = Record(
+        case=a_case(dtype="bfloat16"),
+        status="skipped",
+        note="dropped for --budget 10s: not enough of it left",
+    )
+    outcomes = [measured(a_case()), (dropped, None)]
+    name = f"dropped: {format_size(dropped.case.size)} bfloat16"
+    assert name in shown(outcomes, width=160) and name in as_text(Markdown, outcomes)
+    assert name in as_text(imb.Text, outcomes)
+
+
 def test_a_case_measured_again_keeps_its_line() -> None:
     first = measured(a_case(nbytes=8), 10_000)
     second = measured(a_case(nbytes=8), 20_000, again=True)
@@ -817,6 +838,14 @@ def test_what_most_rows_have_is_said_once_above_them() -> None:
     assert text.count("preempted") == 1
     assert text.index("all rows: preempted") < text.index("median")
     assert cases_.explain_flags(gathered(FLAGGED))[-1].startswith("· remarks, no doubts: +copy (2)")
+
+
+def test_a_remark_that_is_a_doubt_of_other_rows_says_so() -> None:
+    flags = ({"flags": ("late:1",), "late_share": 0.5}, {"flags": ("late:1", "+copy")})
+    outcomes = [measured(a_case(nbytes=8 << n), row=row) for n, row in enumerate(flags)]
+    *doubts, remarks = cases_.explain_flags(gathered(outcomes))
+    assert [line.partition(":")[0] for line in doubts] == ["late (1)"]
+    assert "late (1 more, too small for a doubt)" in remarks and "+copy (1)" in remarks
 
 
 def test_a_flag_of_all_rows_out_of_place_is_said_once() -> None:

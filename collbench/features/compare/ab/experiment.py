@@ -33,7 +33,6 @@ from collbench.features.compare.ab.rounds import (
     Judged,
     Ledger,
     Shortfall,
-    budget_for,
     describe_shortfall,
 )
 from collbench.machine import variables
@@ -47,6 +46,7 @@ from collbench.run.launch.interpreter import Home, SideName, Variant
 from collbench.run.launch.local import FreshRanks, Launcher
 from collbench.run.launch.places import Places, SideRanks
 from collbench.run.launch.world import Hear, Listener
+from collbench.run.pace import budget_for
 from collbench.run.reporter import Step
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy

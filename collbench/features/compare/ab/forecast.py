@@ -10,8 +10,9 @@ from typing import NamedTuple
 from collbench.features.compare.ab import matching
 from collbench.features.compare.ab.experiment import Order, describe_drop
 from collbench.features.compare.ab.matching import SIDES, Row
-from collbench.features.compare.ab.rounds import FRESH, Ledger, budget_for
+from collbench.features.compare.ab.rounds import FRESH, Ledger
 from collbench.run import plan
+from collbench.run.pace import budget_for
 
 
 class Forecast(NamedTuple):

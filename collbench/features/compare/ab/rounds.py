@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from collbench.core.text import format_count
 from collbench.records.types import RunFile
+from collbench.run.pace import budget_for
 
 BUDGET = 300.0  # seconds after which no more rounds are begun than were asked for
 
@@ -24,15 +25,6 @@ AHEAD = 4  # rounds between two looks at what is worth while
 HOPE = 1.5  # of the time that is left a row may seem to need, for what few rounds tell of scatter
 
 LONGEST_ADVISED = 24 * 3600.0  # seconds of a budget that advice names
-
-
-def budget_for(seconds: float) -> str:
-    """A value of --budget for rounds that take about ``seconds``, with a quarter to spare, as
-    "20m"."""
-    most = 1.25 * seconds
-    step = 10 if most <= 60 else 60 if most <= 1200 else 300
-    duration = max(1, math.ceil(most / step)) * step
-    return f"{duration}s" if duration % 60 else f"{duration // 60}m"
 
 
 class Shortfall(NamedTuple):

@@ -199,7 +199,7 @@ class _Tables(ABC):
     def _row(self, where: str, text: str, streaming: bool = False) -> None:
         """A line of the table, or what else stands between its lines."""
         tokens = text.split()
-        if not tokens or not re.match(r"\d|-", tokens[0]):
+        if not tokens or not (re.match(r"\d|-", tokens[0]) or self._is_damaged_row(tokens)):
             return
         if not self._columns:
             if len(tokens) > 1 and None not in map(parse_number, tokens):
@@ -215,13 +215,20 @@ class _Tables(ABC):
         )
         cells = dict(zip(self._columns, tokens, strict=False))
         values = {name: parse_number(cell) for name, cell in cells.items()}
-        size = values.get("Size", 0.0)
-        if size is None or (
+        size = cells.get("Size", "0")
+        if not size.isdecimal() or (
             not reason and (len(tokens) != len(self._columns) or self._time(values) is None)
         ):
             self._reading.lost.append((where, "not a row of the table it stands in"))
             return
         self._add(where, self._test, int(size), values, reason, streaming, cells)
+
+    def _is_damaged_row(self, tokens: Sequence[str]) -> bool:
+        """Whether a line is most likely a row whose size is damaged at its beginning: a number
+        follows a word that has digits."""
+        words = tokens[:2] if self._columns else ()
+        is_numbered = len(words) > 1 and re.search(r"\d", words[0]) is not None
+        return is_numbered and parse_number(words[1]) is not None
 
     def _add(
         self,

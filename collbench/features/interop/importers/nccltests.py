@@ -195,7 +195,7 @@ class _Tables:
             and all(parse_number(t) is not None or t == "N/A" for t in text.split())
         ):
             self._try(self._torn[0], f"{self._torn[1]} {text}")
-        elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
+        elif self._inside and _looks_like_row(text.split()):
             self._reading.lost.append((where, "not a row of the table it stands in"))
         elif PROGRAM.search(text) and (tokens := words_of(text)):
             self._command_line = tokens
@@ -495,6 +495,13 @@ def _read_layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
         return _Layout()  # a header that is torn too
     order = places if len(places) == len(halves) else (False, True)
     return _Layout("root" in names, tuple(zip(order, map(tuple, halves), strict=False)), extra)
+
+
+def _looks_like_row(tokens: Sequence[str]) -> bool:
+    """Whether a line of a table that does not begin as a row is most likely a damaged one: it
+    begins with two numbers, or at least half of it are numbers."""
+    numbers = [_is_measure(token) for token in tokens]
+    return sum(numbers) > 1 and (all(numbers[:2]) or 2 * sum(numbers) >= len(numbers))
 
 
 def _is_measure(text: str) -> bool:

@@ -97,7 +97,11 @@ def make_document(
         f"no deadlock: walked in lock step, {likeness}",
         f"memory a rank: {_describe_memory(count)}",
         *(forecast_words(machine, expected) if machine and expected else ()),
-        *([_compare_table(step, expected, measured)] if expected and measured else ()),
+        *(
+            [_compare_table(step, expected, measured, machine)]
+            if machine and expected and measured
+            else ()
+        ),
         *(_describe_recorded(step.recorded, expected) if step.recorded else ()),
         *(f"assumed: {assumption}" for assumption in step.assumptions),
     ]
@@ -191,8 +195,9 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
     ]
 
 
-def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
-    """A table of a step's predicted time beside its time in a run, whole and by phase of rank 0."""
+def _compare_table(step: Step, expected: Forecast, overlap: Overlap, machine: Machine) -> Table:
+    """A table of a step's time predicted on a ``machine`` beside its time in a run, whole and by
+    phase of rank 0."""
     took, computation, communication = (
         median(record.times_ns)
         for record in (overlap.step_record, overlap.computation, overlap.communication)
@@ -225,8 +230,9 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
     return Table(
         columns=make_columns(("", "predicted", "measured", "measured /\npredicted")),
         lines=lines,
-        note="computation: predicted as --tflops says; both with waits for others' (the bubble);"
-        " phases: while operations of the group were under way on rank 0",
+        note=f"computation: predicted as {'--tflops' if machine.flops else 'the step'} says; both"
+        " with waits for others' (the bubble); phases: while operations of the group were under way"
+        " on rank 0",
     )
 
 

@@ -355,6 +355,21 @@ def test_a_row_that_ends_early_is_reported_whatever_columns_it_lacks(cut: int) -
     ]
 
 
+@pytest.mark.parametrize("size", ["3276x", "x3276", "32,768", "32768B", "32K", "-1", "3276.8"])
+def test_a_row_whose_size_is_damaged_is_named(size: str) -> None:
+    damaged = row(32768, 10.0).replace("32768", size, 1)
+    found = read(log([row(16384, 9.0), damaged, row(65536, 11.0)]))
+    assert [bytes_ for _, bytes_, in_place, _ in seen(found) if not in_place] == [16384, 65536]
+    assert found.lost == [("line 18", "not a row of the table it stands in")]
+    reason = ("line 6", "not a row of the table it stands in")
+    table = osu("Allreduce", ["16384  9.00", f"{size}  10.00", "65536  11.00"])
+    found = read(table, ranks=4)
+    assert len(seen(found)) == 2 and found.lost == [reason]
+    rows = [f"{bytes_} 1000 1.00 3.00 2.00" for bytes_ in (16384, size, 65536)]
+    found = read(IMB + imb("Allreduce", 4, rows), ranks=4)
+    assert len(seen(found)) == 2 and [why for _, why in found.lost] == [reason[1]]
+
+
 def test_several_tests_in_one_log_each_with_its_ranks() -> None:
     text = log([row(4096, 9.0)]) + log(
         [row(4096, 7.0, 4, test="all_gather")], n=4, test="all_gather"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,8 +18,9 @@ from interleaving import cases, finish
 from taped import decoded, span, walk
 
 from collbench.core.errors import CannotRun
+from collbench.machine import environment
 from collbench.run import backends, refusal
-from collbench.run.backends import _instructions, _symm
+from collbench.run.backends import _instructions, _symm, symm
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -282,3 +284,20 @@ def test_without_triton_or_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Kernel, "INTERPRETED", True)
     with pytest.raises(CannotRun, match="virtual ranks need a GPU"):
         backend.open(0, 2, 0)
+
+
+def test_what_symm_lacks_here_is_known_before_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    case = Case(collective="all_reduce", backend="symm", n=2, nbytes=1024)
+    monkeypatch.setattr(symm.util, "find_spec", lambda name: None)
+    reason = "symm needs Triton, which is not installed (pip install triton)"
+    assert refusal.refuse_case(case, Policy(), refusal.this_machine(["symm"])) == reason
+    monkeypatch.setattr(symm.util, "find_spec", lambda name: name)
+    machine = refusal.this_machine(["symm"])
+    assert "backend symm needs a GPU that torch can use" in machine.absent["symm"]
+    ring = msgspec.structs.replace(case, algorithm="ring", env=(("TRITON_INTERPRET", "1"),))
+    assert refusal.refuse_case(ring, Policy(), machine) == ""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert symm.INFO.here() == ""

@@ -19,11 +19,12 @@ from collbench.core.errors import Exit, NoVerdict
 from collbench.features.compare import verdict
 from collbench.features.compare.ab import forecast
 from collbench.features.compare.ab.command import AbOptions, ab
-from collbench.features.compare.ab.rounds import Ledger, budget_for
+from collbench.features.compare.ab.rounds import Ledger
 from collbench.records import paired
 from collbench.records.rows import Row
 from collbench.run import plan
 from collbench.run.jobs import Job
+from collbench.run.pace import budget_for
 from collbench.suite import grammar
 
 LARGE = 64 << 20

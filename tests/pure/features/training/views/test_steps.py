@@ -236,12 +236,13 @@ def test_phases_are_compared_with_what_is_predicted_of_rank_0() -> None:
     ops = (sends[0],), (receives[0], sends[1]), (receives[1],)
     programs = tuple(Program((rank,), rank_ops) for rank, rank_ops in enumerate(ops))
     step = Step("x", 3, programs, {"pp": ((0, 1, 2),)})
-    expected = forecast_step(step, Machine(Link(0.0, 1e-9, 0.0), Link(0.0, 1e-9, 0.0)))
+    machine = Machine(Link(0.0, 1e-9, 0.0), Link(0.0, 1e-9, 0.0))
+    expected = forecast_step(step, machine)
     took = round((1 << 20) * 1e-9 * 1e9)
     one = overlap((11.0,) * 8, 10, 4)
     seen = [[Operation(begins_ns=[0], ends_ns=[took])]]
     measured = one._replace(step_record=replace(one.step_record, operations=seen))
-    table = workload._compare_table(step, expected, measured)
+    table = workload._compare_table(step, expected, measured, machine)
     assert expected.phases["forward", "pp"] == pytest.approx(2 * took / 1e9)
     assert (table.lines[-1].cells[0], table.lines[-1].cells[-1]) == ("forward, pp", "1.00")
 
@@ -251,5 +252,13 @@ def test_a_bubble_is_told_and_compared_with_computation_as_it_is_predicted() -> 
     exposed, _ = steps.describe_overlap(one)
     assert "step less computation and a bubble of 10.0 ms, round by round" in exposed
     assert steps.plain_values(one)["bubble_ns"] == 10 * MS
-    table = workload._compare_table(Step("x", 2, ()), Forecast(0.021, 0.02, 0.002, {}, {}), one)
+    expected = Forecast(0.021, 0.02, 0.002, {}, {})
+    machine = Machine(Link(0.0, 1e-9, 0.0), Link(0.0, 1e-9, 0.0))
+    table = workload._compare_table(Step("x", 2, ()), expected, one, machine)
+    assert table.note.startswith("computation: predicted as the step says; both with waits")
+    told = workload.forecast_words(machine, expected)
+    assert "computation as long as the step says" in told[-1]
+    machine = Machine(machine.link, machine.inside, flops=1e12)
+    table = workload._compare_table(Step("x", 2, ()), expected, one, machine)
+    assert table.note.startswith("computation: predicted as --tflops says")
     assert table.lines[1].cells[:3] == ("computation", "20.0 ms", "20.0 ms")
