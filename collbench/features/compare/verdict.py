@@ -140,7 +140,7 @@ def rule_by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rul
     elif second:
         second = second._replace(mde=_confirmed_change(second, tau, tests, stages=1))
     ruling = _weigh_stages(first, second, base.dropped or head.dropped)
-    if last and last is not second and last.verdict in CHANGED:  # however far stage 1 scatters
+    if first and not second and first.verdict in CHANGED:  # however far stage 1 scatters
         return ruling._replace(lacking=float(paired.fewest_rounds(tests + 1)))
     return ruling._replace(lacking=last.lacking if last else 0.0)
 

@@ -42,6 +42,8 @@ from collbench.survive.signals import name_signal
 
 REAP_SECONDS = 1.0  # for killed ranks to end
 
+LONGEST_SECONDS = 70.0  # for exit handlers, where nobody is known to hold them up
+
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is told of a rank by the process that made it: its pid when it is born, its wait status
@@ -79,20 +81,26 @@ def leave_process(
     """End this process at once, its exit handlers run and all printed. Python would take torch down
     part by part first, for a quarter of a second, in which libraries may abort around ranks that
     are gone. Where nobody else watches this process, by whose name it is called then, exit handlers
-    have ALONE_SECONDS; ``find_cause`` says then what they may have waited for."""
+    have ALONE_SECONDS if ``find_cause`` says what they may wait for, else LONGEST_SECONDS: rank 0
+    may still write the run's files."""
     if unwatched:
-        limit = threading.Timer(ALONE_SECONDS, _cut_short, (status, unwatched, find_cause))
-        limit.daemon = True
-        limit.start()
+        threading.Thread(
+            target=_limit_exit, args=(status, unwatched, find_cause), daemon=True
+        ).start()
     with suppress(BrokenPipeError):
         atexit._run_exitfuncs()
         sys.stdout.flush(), sys.stderr.flush()
     os._exit(status)
 
 
-def _cut_short(status: int, who: str, find_cause: Callable[[], str]) -> None:
-    message = f"{who} did not end within {ALONE_SECONDS:g} s of its last work, and is killed"
-    if cause := find_cause():
+def _limit_exit(status: int, who: str, find_cause: Callable[[], str]) -> None:
+    """End this process once its exit handlers have taken too long, and say why."""
+    until, cause = time.monotonic() + LONGEST_SECONDS, ""
+    while not cause and time.monotonic() < until:
+        time.sleep(ALONE_SECONDS)
+        cause = find_cause()
+    message = f"{who} did not end within {LONGEST_SECONDS:g} s of its last work, and is killed"
+    if cause:
         message = f"{cause} while leaving; all had been measured"
     with suppress(OSError):
         os.write(2, f"collbench: {message}\n".encode())

@@ -148,6 +148,7 @@ def test_a_slower_row_is_suspect_until_fresh_launches_confirm_it() -> None:
     found = compare(*experiment(first, {ROW: spread(0.11, 12)}), Rules())
     row = found.rows[0]
     assert (row.verdict, row.stage, row.pairs, row.gates) == ("REGRESSED", 2, 12, True)
+    assert row.lacking == 0
     assert row.delta == pytest.approx(0.11, abs=0.005) and 0.08 < row.lo < row.delta < row.hi < 0.14
     assert row.p == pytest.approx(2 / 2**12)
     assert (found.exit, found.stages) == (Exit.BAD, (8, 12))
