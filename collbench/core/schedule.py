@@ -298,7 +298,7 @@ def find_stray_move(moves: Moves, n: int, width: int, number: int) -> Fault | No
 
 def refuse_empty_reads(schedule: Schedule, reads_outputs: bool = False) -> None:
     """Raise WrongSchedule where a step moves a cell, or reduces into one, that holds nothing; with
-    ``reads_outputs`` also where a cell of a defined output does in the end."""
+    ``reads_outputs`` also if a cell of a defined output is empty at the end."""
     if fault := _find_empty_read(schedule, reads_outputs):
         raise WrongSchedule(f"{schedule.collective} {schedule.name}", schedule.n, fault)
 

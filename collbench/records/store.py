@@ -84,7 +84,7 @@ def list_saved() -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-def refuse_unreadable(paths: Sequence[Path]) -> list[Path]:
+def report_unreadable(paths: Sequence[Path]) -> list[Path]:
     """Those of the saved runs that this user may not read, of which it tells. Raises CannotRun
     where there are no others."""
     if unreadable := _list_unreadable(paths):

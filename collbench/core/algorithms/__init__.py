@@ -218,7 +218,7 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
 def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
     """The row of a file, with the proper name of its collective. Raises UsageError where a field is
     not of its type."""
-    are_right = {
+    validity_by_field = {
         "collective": isinstance(row.collective, str),
         "steps": callable(row.steps),
         "paper": isinstance(row.paper, str),
@@ -229,11 +229,11 @@ def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
         "aliases": isinstance(row.aliases, tuple)
         and all(isinstance(alias, str) for alias in row.aliases),
     }
-    are_right["node_parameter"] = are_right["parameters"] and row.node_parameter in (
+    validity_by_field["node_parameter"] = validity_by_field["parameters"] and row.node_parameter in (
         "",
         *row.parameters,
     )
-    if wrong := [name for name, is_right in are_right.items() if not is_right]:
+    if wrong := [name for name, is_right in validity_by_field.items() if not is_right]:
         raise UsageError(
             f"{user_algorithm.label}: {wrong[0]} is {getattr(row, wrong[0])!r:.40}",
             "the fields of a row: collbench help algorithms",

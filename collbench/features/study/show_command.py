@@ -101,7 +101,7 @@ def show(options: ShowOptions) -> None:
     row = variant.algorithm
     faults = prove_schedule(schedule)
     about = [
-        *(f"WRONG, as collbench prove finds: {fault}" for fault in faults[:1]),
+        *(f"wrong algorithm: {fault}; collbench prove lists all faults" for fault in faults[:1]),
         row.idea,
         *filter(None, [drawing.describe_phases(schedule, frames)]),
         *cost.describe_cost(variant, schedule),

@@ -381,7 +381,7 @@ def _find_late(
     took_sums, sums = (_sum_by_step(values, first, steps[ranks[0]]) for values in (took, came))
     last_steps = (sums == sums.max(axis=0)) & (sums > sums.min(axis=0))
     if sums.shape[1]:
-        straggler = stats.find_straggler(took_sums, sums, stats.FEWEST_STEPS)
+        straggler = stats.find_straggler(took_sums, sums, stats.MIN_STEPS)
     else:
         straggler = stats.find_straggler(took, came)
     for at, (rank, by) in enumerate(zip(ranks, stats.measure_lateness(took, starts), strict=True)):

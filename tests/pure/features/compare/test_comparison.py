@@ -363,7 +363,7 @@ def test_fewer_than_half_of_the_rows_judged_is_said_first(
         assert found.reason.startswith(f"only {decided} of {decided + noisy} rows ") == few
 
 
-BUDGET = "dropped for --budget 60s: too short for 8 pairs; --budget 3m holds all rows"
+BUDGET = "dropped for --budget 60s: too short for 8 pairs; --budget 3m is enough for all rows"
 
 
 @pytest.mark.parametrize("sides_", [("base", "head"), ("base",), ("head",)])
@@ -1042,7 +1042,7 @@ def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
     few = judged(base, head[:9])  # type: ignore[arg-type]
     assert (few.verdict, few.lo) == ("INCONCLUSIVE", None)
     assert few.why.startswith(
-        "10 and 9 launches, and 10 a side are the fewest that tell where they form no pairs ("
+        "10 and 9 launches, and a verdict needs at least 10 a side where they form no pairs ("
     )
 
 
