@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collbench.core.algorithm_files import UserAlgorithm
+from collbench.core.algorithm_files import UserAlgorithm, format_prove_command
 from collbench.core.errors import AlgorithmError, CollbenchError, first_line
 from collbench.core.schedule import Index, Moves, Schedule, WrongSchedule, find_stray_move
+from collbench.core.text import format_count
 
 
 class _BadValue(Exception):
@@ -83,7 +84,7 @@ class Guard(NamedTuple):
                 limit = n if name in ("src", "dst") else width
                 is_stray = array.size and (array.min() < 0 or array.max() >= limit)
                 if is_stray and (fault := find_stray_move(moves, n, width, number)):
-                    raise WrongSchedule(self.source.label, n, fault)
+                    raise WrongSchedule(self.collective, self.source.label, n, fault)
                 if not array.flags.writeable:
                     checked[name] = array
                 return array
@@ -109,10 +110,10 @@ class Guard(NamedTuple):
             line = line or (code.co_firstlineno if code and code.co_filename == file else 0)
             where = f"{file}, line {line}" if line else file
             what = str(e) if isinstance(e, _BadValue) else f"{type(e).__name__}: {first_line(e)}"
-            ranks = f"{n} rank{'s' * (n != 1)}"
+            label = self.source.label
             raise AlgorithmError(
-                f"{where}: {self.source.label} for {ranks}: {what}",
-                f"mend it, then collbench prove {self.collective} {file}:{self.source.name}",
+                f"{where}: {label} for {format_count(n, 'rank')}: {what}",
+                f"fix it, then run: {format_prove_command(self.collective, label)}",
             ) from e
 
 

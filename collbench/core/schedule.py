@@ -17,8 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.core.algorithm_files import format_prove_command
 from collbench.core.collectives import COLLECTIVES, Collective, Combine
 from collbench.core.errors import AlgorithmError
+from collbench.core.text import format_count
 
 Ints = NDArray[np.int64]
 
@@ -252,9 +254,11 @@ def _add_symbols(a: Ints, b: Ints) -> Ints:
 class WrongSchedule(AlgorithmError):
     """A schedule with a fault is put to a use for which it must be right."""
 
-    def __init__(self, name: str, n: int, fault: Fault) -> None:
+    def __init__(self, collective: str, name: str, n: int, fault: Fault, root: int = 0) -> None:
+        command = f"{format_prove_command(collective, name)} -n {n}" + f" -r {root}" * (root > 0)
         super().__init__(
-            f"{name} is wrong for {n} ranks: {fault}", "collbench prove lists what is wrong with it"
+            f"{collective} {name} is wrong for {format_count(n, 'rank')}: {fault}",
+            f"{command} lists its faults",
         )
         self.fault = fault
 
@@ -300,7 +304,7 @@ def refuse_empty_reads(schedule: Schedule, reads_outputs: bool = False) -> None:
     """Raise WrongSchedule where a step moves a cell, or reduces into one, that holds nothing; with
     ``reads_outputs`` also if a cell of a defined output is empty at the end."""
     if fault := _find_empty_read(schedule, reads_outputs):
-        raise WrongSchedule(f"{schedule.collective} {schedule.name}", schedule.n, fault)
+        raise WrongSchedule(schedule.collective, schedule.name, schedule.n, fault, schedule.root)
 
 
 def _find_empty_read(schedule: Schedule, reads_outputs: bool) -> Fault | None:

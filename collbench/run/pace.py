@@ -530,8 +530,8 @@ class BudgetPace(Pace):
 def estimate_drops(
     plans: Sequence[Plan], seconds: float, policy: Policy
 ) -> tuple[list[Case], float]:
-    """The cases that a budget is estimated to drop at the start, and the seconds that are enough for
-    all; nothing and 0 where it drops none."""
+    """The cases that a budget is estimated to drop at the start, and the seconds that are enough
+    for all; nothing and 0 where it drops none."""
     dropped: list[Job] = []
     pace = BudgetPace(seconds, policy, dropped.append)
     for current in plans:

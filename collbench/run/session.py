@@ -323,8 +323,8 @@ class _Session:
         if "wrong" in statuses:
             return Exit.WRONG_DATA
         if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:
-            cases = f"{len(unverified):,} of {format_count(len(self._outcomes), 'case')}"
-            raise CannotRun(f"{cases} {unverified[0]}")
+            share = f"{len(unverified):,} of {format_count(len(self._outcomes), 'case')}"
+            raise CannotRun(f"{share} {unverified[0]}")
         return Exit.OK
 
     def _accept(self, line: World | Record) -> None:
@@ -415,7 +415,9 @@ class _Session:
     def _drop(self, job: Job) -> None:
         """Record that there is no time for a job; where an earlier part has samples, they stay."""
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough for all cases"
-        note += f"; --budget {budget_for(self._pace.sufficient_seconds)} is enough for all (estimated)"
+        note += (
+            f"; --budget {budget_for(self._pace.sufficient_seconds)} is enough for all (estimated)"
+        )
         for case in job.case.siblings:
             if record := self._earlier.cut_records.get(case):
                 self._announce(record)

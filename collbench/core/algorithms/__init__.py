@@ -215,6 +215,18 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     )
 
 
+FIELD_TYPES = {  # of a row in a user's file
+    "collective": "a string",
+    "steps": "a generator function",
+    "paper": "a string",
+    "cells": "a function",
+    "why_not": "a function",
+    "parameters": "a dict of names and functions",
+    "aliases": "a tuple of strings",
+    "node_parameter": "the name of a parameter",
+}
+
+
 def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
     """The row of a file, with the proper name of its collective. Raises UsageError where a field is
     not of its type."""
@@ -229,13 +241,13 @@ def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
         "aliases": isinstance(row.aliases, tuple)
         and all(isinstance(alias, str) for alias in row.aliases),
     }
-    validity_by_field["node_parameter"] = validity_by_field["parameters"] and row.node_parameter in (
-        "",
-        *row.parameters,
-    )
-    if wrong := [name for name, is_right in validity_by_field.items() if not is_right]:
+    validity_by_field["node_parameter"] = validity_by_field[
+        "parameters"
+    ] and row.node_parameter in ("", *row.parameters)
+    if wrong := [name for name, is_valid in validity_by_field.items() if not is_valid]:
+        value = f"{getattr(row, wrong[0])!r:.40}"
         raise UsageError(
-            f"{user_algorithm.label}: {wrong[0]} is {getattr(row, wrong[0])!r:.40}",
+            f"{user_algorithm.label}: {wrong[0]} is {value}, but must be {FIELD_TYPES[wrong[0]]}",
             "the fields of a row: collbench help algorithms",
         )
     try:

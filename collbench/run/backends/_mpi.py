@@ -26,7 +26,7 @@ from collbench.core.errors import CannotRun
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, Message, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
-from collbench.run.mpi_library import finalise_at_exit, initialise_mpi, cancel_finalise
+from collbench.run.mpi_library import cancel_finalise, finalise_at_exit, initialise_mpi
 from collbench.run.rank.library_calls import LibraryCall, join_calls
 from collbench.suite.case import Case
 

@@ -121,7 +121,8 @@ def describe_drop(budget: float, rounds: int, enough: str, which: str = "") -> s
 
 
 def refuse_drop(note: str, command: Sequence[str], cases: Iterable[Case]) -> NoVerdict:
-    """The error for a budget that is enough for no row, by the note on those dropped and their cases."""
+    """The error for a budget that is enough for no row, by the note on dropped rows and their
+    cases."""
     error = plan.nothing_runs([note], command, cases)
     return NoVerdict(error.message, error.hint)
 

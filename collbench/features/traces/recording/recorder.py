@@ -68,8 +68,8 @@ from collbench.features.traces.recording.interception import (
     work_of,
 )
 from collbench.features.traces.recording.program import (
-    ScriptLine,
     Program,
+    ScriptLine,
     Seen,
     make_clock,
 )
@@ -451,7 +451,9 @@ def _find_script(frame: FrameType | None) -> ScriptLine:
     """The innermost line that is not collbench's."""
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back:
         frame = frame.f_back
-    return ScriptLine(frame.f_code.co_filename, frame.f_lineno) if frame else ScriptLine("script", 1)
+    return (
+        ScriptLine(frame.f_code.co_filename, frame.f_lineno) if frame else ScriptLine("script", 1)
+    )
 
 
 def _describe_rank(device: str) -> RankTrace:

@@ -244,7 +244,11 @@ def _describe_suspect(verdict: Judged) -> str:
     traced = _measure_traced(verdict)
     for late in verdict.late:
         share = late.last_steps / late.steps if late.steps else late.last / late.ops
-        enough = stats.count_samples_to_name(len(late.group.ranks), share) if late.steps else stats.NAMING
+        enough = (
+            stats.count_samples_to_name(len(late.group.ranks), share)
+            if late.steps
+            else stats.NAMING
+        )
         if share < MIN_LAST_SHARE or (late.steps or late.ops) >= enough:
             continue
         if late.cost > SUSPECT * traced > 0:
