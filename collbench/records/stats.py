@@ -25,7 +25,7 @@ PerRank = Sequence[Sequence[int]] | npt.NDArray[np.floating | np.integer]
 BLOCK = 10  # samples: the least measured between two looks at the data, and a block of warm-up
 
 NAMING = 20  # samples from which on a rank is named that comes late
-MIN_STEPS = 3  # as many where a sample is a step of a job, each of several operations
+MIN_STEPS = 3  # as NAMING, where a sample is a step of a job, of several operations
 
 TINY = float(np.finfo(float).tiny)
 

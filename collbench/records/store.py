@@ -85,8 +85,8 @@ def list_saved() -> list[Path]:
 
 
 def report_unreadable(paths: Sequence[Path]) -> list[Path]:
-    """Those of the saved runs that this user may not read, of which it tells. Raises CannotRun
-    where there are no others."""
+    """Report the saved runs that this user may not read, and return them. Raises CannotRun where
+    there are no others."""
     if unreadable := _list_unreadable(paths):
         error = _make_unreadable_error(unreadable, len(paths))
         if len(unreadable) == len(paths):

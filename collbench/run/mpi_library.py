@@ -48,7 +48,7 @@ def finalise_at_exit() -> None:
 
 
 def cancel_finalise() -> None:
-    """Have MPI not end with the process, whatever finalise_at_exit arranged."""
+    """Undo finalise_at_exit: MPI does not end with the process."""
     atexit.unregister(_finalise_mpi)
 
 

@@ -104,7 +104,7 @@ def make_headline(verdict: Judged) -> Headline:
         message, weight = _describe_disagreement(verdict)
         return Headline("; ".join([message, *files]), weight)
     if not verdict.communicates or verdict.is_mostly_lost:
-        return Headline("; ".join([_explain_nothing(verdict), *files]), "notice")
+        return Headline("; ".join([_explain_no_operation(verdict), *files]), "notice")
     message, weight = _describe_fine(verdict)
     if verdict.is_complete:
         return Headline(message, weight)
@@ -146,7 +146,7 @@ def _describe_disagreement(verdict: Judged) -> Headline:
     return Headline(f"ranks seem to disagree on operation {where}: {doubt}", "notice")
 
 
-def _explain_nothing(verdict: Judged) -> str:
+def _explain_no_operation(verdict: Judged) -> str:
     """The reason why no operation of the trace is known."""
     losses = (loss for rank in verdict.trace.ranks for loss in rank.lost)
     if verdict.lost:

@@ -74,12 +74,12 @@ def test_rows_dropped_for_a_budget_are_named_after_it_in_every_medium(
     found = json.loads(files[1].read_text())
     (skipped,) = found["skipped"]
     assert skipped["dropped"] and skipped["label"].endswith("64 MiB")
-    enough = re.findall(r"--budget (\S+) holds", skipped["reason"])[0]
+    enough = re.findall(r"--budget (\S+) is enough", skipped["reason"])[0]
     for text in (printed, page, comment):
-        assert f"--budget {enough} holds" in text and "64 MiB" in text
+        assert f"--budget {enough} is enough" in text and "64 MiB" in text
     suite = ElementTree.fromstring(files[3].read_text())[0]
     reasons = [case.get("message", "") for case in suite.iter("skipped")]
-    assert any(f"--budget {enough} holds" in reason for reason in reasons)
+    assert any(f"--budget {enough} is enough" in reason for reason in reasons)
     assert (found["rows_total"], len(found["rows"])) == (2, 1)
     experiment(tmp_path, **SAME, budget=enough)
     assert all(record.status != "skipped" for side in sides() for record in side.records)
