@@ -296,7 +296,8 @@ def find_stray_move(moves: Moves, n: int, width: int, number: int) -> Fault | No
     if not outside.any():
         return None
     src, dst, chunk, into = table[:, int(outside.any(axis=0).argmax())].tolist()
-    what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
+    extent = f"{format_count(n, 'rank')} of {format_count(width, 'cell')}"
+    what = f"a move from rank {src} cell {chunk}, among {extent}"
     return Fault("out of range", number, dst, into, what)
 
 

@@ -27,7 +27,7 @@ from collbench.core.algorithm_guard import Guard
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Later, Moves, Schedule
-from collbench.core.text import suggest_name
+from collbench.core.text import format_count, suggest_name
 
 Steps = Callable[..., Iterator[Moves]]
 
@@ -104,7 +104,8 @@ class Variant(NamedTuple):
             )
         if root >= n:
             raise UsageError(
-                f"root {root} does not exist among {n} ranks", f"choose one of 0 to {n - 1}"
+                f"root {root} does not exist among {format_count(n, 'rank')}",
+                f"choose one of 0 to {n - 1}",
             )
         cells = self.algorithm.cells(n, **parameters)
         steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
