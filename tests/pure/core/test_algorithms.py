@@ -240,7 +240,7 @@ def test_where_an_algorithm_cannot_run_it_says_why() -> None:
     assert reason == "needs a grid of two dimensions, not 1 rank"
     with pytest.raises(UsageError, match="root 4 does not exist among 4 ranks"):
         algorithms.find_variant("reduce", "binomial").schedule(4, 4)
-    with pytest.raises(UsageError, match="root 1 does not exist among 1 rank$"):
+    with pytest.raises(UsageError, match=r"root 1 does not exist among 1 rank$"):
         algorithms.find_variant("reduce", "binomial").schedule(1, 1)
 
 
