@@ -108,9 +108,10 @@ def _unknown_option(name: str, path: str, command: Any) -> tuple[str, str]:
         return message, "collbench --version"
     word = name.lstrip("-").replace("-", "_")
     parameters = command.params if command else ()
-    helps = {flag: getattr(p, "help", None) or "" for p in parameters for flag in p.opts}
+    help_by_flag = {flag: getattr(p, "help", None) or "" for p in parameters for flag in p.opts}
     for row in FOREIGN:
-        if word in row.names and row.option in helps and row.value in helps[row.option]:
+        text = help_by_flag.get(row.option)
+        if word in row.names and text is not None and row.value in text:
             return message, row.hint
     flags = [flag for flag in _list_flags(command) if flag.startswith("--")]
     near = difflib.get_close_matches(name, flags, 1)

@@ -98,7 +98,7 @@ class Guard(NamedTuple):
         self, n: int, function: Any, generator: Iterator[Any] | None = None
     ) -> Iterator[None]:
         """Raise AlgorithmError for an error inside, with the line of the file that raised it, or at
-        which the generator ``generator`` stands, or the function begins."""
+        which ``generator`` stands, or the function begins."""
         try:
             yield
         except (CollbenchError, MemoryError):

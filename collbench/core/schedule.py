@@ -196,6 +196,8 @@ def run_schedule(
 
 NOTHING_ARRIVED = "nothing has arrived"
 
+MAX_PROVED_RANKS = 4096  # that collbench prove takes
+
 Kind = Literal["missing", "doubled", "misplaced", "out of range", "conflict"]
 
 
@@ -255,7 +257,9 @@ class WrongSchedule(AlgorithmError):
     """A schedule with a fault is put to a use for which it must be right."""
 
     def __init__(self, collective: str, name: str, n: int, fault: Fault, root: int = 0) -> None:
-        command = f"{format_prove_command(collective, name)} -n {n}" + f" -r {root}" * (root > 0)
+        command = format_prove_command(collective, name)
+        if n <= MAX_PROVED_RANKS:  # else prove takes its default numbers of ranks
+            command += f" -n {n}" + f" -r {root}" * (root > 0)
         super().__init__(
             f"{collective} {name} is wrong for {format_count(n, 'rank')}: {fault}",
             f"{command} lists its faults",

@@ -241,10 +241,9 @@ def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
         and all(isinstance(key, str) and callable(row.parameters[key]) for key in row.parameters),
         "aliases": isinstance(row.aliases, tuple)
         and all(isinstance(alias, str) for alias in row.aliases),
+        "node_parameter": isinstance(row.parameters, Mapping)
+        and row.node_parameter in ("", *row.parameters),
     }
-    validity_by_field["node_parameter"] = validity_by_field[
-        "parameters"
-    ] and row.node_parameter in ("", *row.parameters)
     if wrong := [name for name, is_valid in validity_by_field.items() if not is_valid]:
         value = f"{getattr(row, wrong[0])!r:.40}"
         raise UsageError(

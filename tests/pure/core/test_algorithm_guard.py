@@ -199,6 +199,7 @@ def test_a_read_of_an_empty_cell_is_refused(path: Path, use: Callable[..., objec
     ("name", "arguments", "options"),
     [
         ("stray", {"owner": "all_reduce"}, "-n 4"),
+        ("stray", {"owner": "all_reduce", "n": 4097}, "mine.py:stray"),
         ("empty", {"owner": "gather", "root": 2}, "-n 4 -r 2"),
         ("parts", {"owner": "gather"}, "-n 4"),
     ],
