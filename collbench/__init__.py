@@ -71,8 +71,8 @@ def record(
 
         recorder = collbench.record("trace/", steps=12, after=2)
 
-    anywhere before the loop, or around it, where leaving the block ends the recording (three steps
-    are enough to replay one; to name a slow one of two ranks it takes 11)
+    anywhere before the loop, or around it, where leaving the block ends the recording (for how many
+    steps, see ``collbench help traces``)
 
         with collbench.record("trace/", steps=12, after=2) as recorder:
 

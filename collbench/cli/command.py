@@ -120,14 +120,11 @@ def _load_algorithms(ctx: Context, values: dict[str, Any]) -> None:
         spelling = values[key]
         if spelling and ".py:" in str(spelling):
             from collbench.core import algorithms
-            from collbench.core.collectives import COLLECTIVES, find_collective
+            from collbench.core.collectives import map_collective_names
 
             given = (values.get(key) for key in ("name", "collective", "what"))
             name = next((word for word in given if word), ctx.info_name) or ""
-            collective_names = {
-                alias for row in COLLECTIVES.values() for alias in (row.name, *row.aliases)
-            }
-            owner = find_collective(name).name if name in collective_names else ""
+            owner = map_collective_names().get(name, "")
             values[key] = algorithms.add_file(spelling, owner)
 
 

@@ -125,7 +125,7 @@ def _check_backends() -> Iterator[Finding]:
 
 
 def _check_without_gpus() -> Iterator[Finding]:
-    """That there is no GPU; and symm, which needs Triton besides, and may run on CPUs by it."""
+    """Findings without a GPU: that none is there, and whether symm runs in Triton's interpreter."""
     yield NO_GPU
     reason = backend_info("symm").here()
     yield Finding("symm", "note", reason or "in Triton's interpreter, on CPUs")

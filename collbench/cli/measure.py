@@ -56,10 +56,10 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
     return session.execute_order(order, lambda: Progress(watched=sys.stderr.isatty()))
 
 
-def _tell_of_budget(prepared: Prepared, budget: float) -> None:
+def _announce_budget(prepared: Prepared, budget: float) -> None:
     """Says what a budget does to these cases: how they share it, and which it would drop."""
     from collbench.run import plan
-    from collbench.run.pace import budget_for, foresee_drops
+    from collbench.run.pace import budget_for, estimate_drops
     from collbench.show.views.run_table import name_cases
 
     print_message(
@@ -67,13 +67,14 @@ def _tell_of_budget(prepared: Prepared, budget: float) -> None:
         " where six samples of each do not fit, the costliest are dropped and named"
     )
     policy = prepared.suite.policy
-    dropped, enough = foresee_drops(plan.plan_worlds(prepared.jobs, policy), budget, policy)
+    dropped, enough = estimate_drops(plan.plan_worlds(prepared.jobs, policy), budget, policy)
     if dropped:
         least = "at least " * (len(dropped) < len(prepared.cases))
         print_message(
-            f"by a rough guess it drops {least}{len(dropped)} of"
+            f"it is estimated to drop {least}{len(dropped)} of"
             f" {format_count(len(prepared.cases), 'case')}"
-            f" ({name_cases(dropped, prepared.cases)}); --budget {budget_for(enough)} holds all"
+            f" ({name_cases(dropped, prepared.cases)}); --budget {budget_for(enough)} is enough"
+            " for all"
         )
 
 
@@ -141,7 +142,7 @@ def carry_out(
         planned = plan_table.describe_plan(plan_rows(prepared), starting, policy.fresh, cores)
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.budget is not None:
-            _tell_of_budget(prepared, order.budget)
+            _announce_budget(prepared, order.budget)
         if order.resumed is None:
             refuse_nothing(prepared, order.command)
     return Exit.OK

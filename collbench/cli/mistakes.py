@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collbench.core.collectives import COLLECTIVES
+from collbench.core.collectives import COLLECTIVES, map_collective_names
 from collbench.core.errors import UsageError
 
 SIZE = re.compile(r"\d+(?:\.\d+)?[kmgt]?i?b?", re.IGNORECASE)
@@ -83,7 +83,7 @@ def _misused_option(error: Any, path: str) -> tuple[str, str]:
     name, message = _as_given(error.option_name), error.format_message()
     if "does not take" in message:
         return f"{name} takes no value", f"give {name} alone"
-    return f"{name} needs a value", f"{path} --help says what {name} takes"
+    return f"{name} needs a value", _point_to_help(path, name)
 
 
 def _find_command(error: Any) -> tuple[str, Any]:
@@ -107,8 +107,10 @@ def _unknown_option(name: str, path: str, command: Any) -> tuple[str, str]:
     if name in VERSION:
         return message, "collbench --version"
     word = name.lstrip("-").replace("-", "_")
+    parameters = command.params if command else ()
+    help_by_flag = {flag: getattr(p, "help", None) or "" for p in parameters for flag in p.opts}
     for row in FOREIGN:
-        text = _help_of(command, row.option)
+        text = help_by_flag.get(row.option)
         if word in row.names and text is not None and row.value in text:
             return message, row.hint
     flags = [flag for flag in _list_flags(command) if flag.startswith("--")]
@@ -123,7 +125,7 @@ def _describe_missing(error: Any, path: str, command: Any) -> tuple[str, str]:
         return "an argument is missing", f"{path} --help"
     if parameter.param_type_name == "option":
         flag = parameter.opts[0]
-        return f"{flag} is missing", f"give {flag}: {path} --help says what it takes"
+        return f"{flag} is missing", f"give {flag}: {_point_to_help(path, 'it')}"
     arguments = [
         _name_argument(parameter)
         for parameter in command.params
@@ -146,7 +148,7 @@ def _bad_value(parameter: Any, message: str, path: str) -> tuple[str, str]:
         return "-np: no such option", "-g 2: two ranks"
     as_typed = f"{flag} {given}".strip()
     reason = _reword_value_error(message)
-    hint = _suggest_value(flag, given, reason) or f"{path} --help says what {flag} takes"
+    hint = _suggest_value(flag, given, reason) or _point_to_help(path, flag)
     return f"{as_typed}: {reason}", hint
 
 
@@ -155,8 +157,8 @@ def _suggest_value(flag: str, given: str, reason: str) -> str:
     does not say."""
     *first, last = given.split(",")
     if first and reason.endswith("number") and all(map(str.isdecimal, (*first, last))):
-        often = "twice" if len(first) == 1 else f"{len(first) + 1} times"
-        return f"{flag} takes one number: run it {often}, for {', '.join(first)} and {last}"
+        runs = f"{first[0]} and once for {last}" if len(first) == 1 else f"each of {given}"
+        return f"{flag} takes one number: run the command once for {runs.replace(',', ', ')}"
     if bound := re.fullmatch(r"must be at (least|most) (\S+)", reason):
         return f"give {flag} {bound[2]} or {'more' if bound[1] == 'least' else 'less'}"
     if ends := re.fullmatch(r"must be from (\S+) to (\S+)", reason):
@@ -200,12 +202,8 @@ def _list_flags(command: Any) -> list[str]:
     ]
 
 
-def _help_of(command: Any, flag: str) -> str | None:
-    """The help of an option, None where the command has none such."""
-    parameters = (
-        (parameter for parameter in command.params if flag in parameter.opts) if command else ()
-    )
-    return next((getattr(parameter, "help", None) or "" for parameter in parameters), None)
+def _point_to_help(path: str, name: str) -> str:
+    return f"{path} --help says what {name} takes"
 
 
 def _as_given(name: str) -> str:
@@ -252,6 +250,6 @@ def _find_osu_command(program: str) -> str:
         return ""
     if word in ("latency", "bw", "bibw", "multi_lat", "mbw_mr"):
         return "collbench p2p"
-    names = {name: row.name for row in COLLECTIVES.values() for name in (row.name, *row.aliases)}
+    names = map_collective_names()
     found = names.get(word) or names.get(word.removeprefix("i"))
     return f"collbench {found}" if found else ""

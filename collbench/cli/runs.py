@@ -54,7 +54,7 @@ def runs(options: RunsOptions) -> None:
     outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
     refuse_deleting_all(options.words or [], options.delete, options.yes)
     names = name_by_age(store.list_saved())
-    unreadable = store.refuse_unreadable([*names])
+    unreadable = store.report_unreadable([*names])
     readable = [path for path in names if path not in unreadable]
     every = [path for path in readable if matches_words(path, options.words or [])]
     outlines, damaged = {}, {}

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import re
+import shlex
 import sys
 import zlib
 from collections.abc import Sequence
@@ -70,6 +71,15 @@ def name_of_file(word: str) -> str:
     """The name in tables and records of a file's algorithm, given as ``./line.py:line``."""
     path, _, name = word.rpartition(":")
     return readable_text(f"{Path(path).name}:{name}")
+
+
+def format_prove_command(collective: str, name: str) -> str:
+    """The command that proves the algorithm that tables and records call ``name``, which may have
+    settings; one of a user's file is given by the file's path."""
+    for algorithm in list_user_algorithms():
+        if f"{name}:".startswith(f"{algorithm.label}:"):
+            name = f"{algorithm.path}{name.removeprefix(algorithm.path.name)}"
+    return shlex.join(["collbench", "prove", collective, name])
 
 
 def pass_to_children(algorithm: UserAlgorithm) -> None:

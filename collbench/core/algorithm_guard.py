@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collbench.core.algorithm_files import UserAlgorithm
+from collbench.core.algorithm_files import UserAlgorithm, format_prove_command
 from collbench.core.errors import AlgorithmError, CollbenchError, first_line
 from collbench.core.schedule import Index, Moves, Schedule, WrongSchedule, find_stray_move
+from collbench.core.text import format_count
 
 
 class _BadValue(Exception):
@@ -29,8 +30,7 @@ class Guard(NamedTuple):
     def guard_function(
         self, function: Callable[..., Any], kinds: Any, least: int | None = None
     ) -> Callable[..., Any]:
-        """A function of n and more, which must return one of these kinds, of integers ``least`` or
-        more."""
+        """Wrap a function of n: it must return one of ``kinds``, an integer not below ``least``."""
 
         @functools.wraps(function)
         def guarded(n: int, *args: Any, **parameters: Any) -> Any:
@@ -51,10 +51,10 @@ class Guard(NamedTuple):
             width = Schedule("", self.collective, n, 0, cells, steps).width
             checked: dict[str, Any] = {}
             with self._explain(n, steps):
-                passing = iter(steps(n, cells, **parameters))
-            with self._explain(n, steps, passing):
-                for number, moves in enumerate(passing):
-                    yield self._check_step(moves, n, width, number, passing, checked)
+                generator = iter(steps(n, cells, **parameters))
+            with self._explain(n, steps, generator):
+                for number, moves in enumerate(generator):
+                    yield self._check_step(moves, n, width, number, generator, checked)
 
         return guarded
 
@@ -64,7 +64,7 @@ class Guard(NamedTuple):
         n: int,
         width: int,
         number: int,
-        passing: Iterator[Any],
+        generator: Iterator[Any],
         checked: dict[str, Any],
     ) -> Moves:
         """The step with arrays as fields; ``checked`` keeps those that nobody can change."""
@@ -72,7 +72,7 @@ class Guard(NamedTuple):
             raise _BadValue(f"step {number} is {moves!r:.40}, not Moves")
 
         def check_field(name: str, get: Callable[[], Index]) -> Index:
-            with self._explain(n, None, passing):
+            with self._explain(n, None, generator):
                 array = np.asarray(get())
                 if name == "reduce":
                     return array.astype(bool, copy=False)
@@ -84,7 +84,7 @@ class Guard(NamedTuple):
                 limit = n if name in ("src", "dst") else width
                 is_stray = array.size and (array.min() < 0 or array.max() >= limit)
                 if is_stray and (fault := find_stray_move(moves, n, width, number)):
-                    raise WrongSchedule(self.source.label, n, fault)
+                    raise WrongSchedule(self.collective, self.source.label, n, fault)
                 if not array.flags.writeable:
                     checked[name] = array
                 return array
@@ -95,25 +95,25 @@ class Guard(NamedTuple):
 
     @contextlib.contextmanager
     def _explain(
-        self, n: int, function: Any, passing: Iterator[Any] | None = None
+        self, n: int, function: Any, generator: Iterator[Any] | None = None
     ) -> Iterator[None]:
         """Raise AlgorithmError for an error inside, with the line of the file that raised it, or at
-        which the generator ``passing`` stands, or the function begins."""
+        which ``generator`` stands, or the function begins."""
         try:
             yield
         except (CollbenchError, MemoryError):
             raise
         except (Exception, SystemExit) as e:
             file = str(self.source.path)
-            line = _find_line(e.__traceback__, file) or _find_place(passing, file)
+            line = _find_line(e.__traceback__, file) or _find_generator_line(generator, file)
             code = getattr(function, "__code__", None)
             line = line or (code.co_firstlineno if code and code.co_filename == file else 0)
             where = f"{file}, line {line}" if line else file
             what = str(e) if isinstance(e, _BadValue) else f"{type(e).__name__}: {first_line(e)}"
-            ranks = f"{n} rank{'s' * (n != 1)}"
+            label = self.source.label
             raise AlgorithmError(
-                f"{where}: {self.source.label} for {ranks}: {what}",
-                f"mend it, then collbench prove {self.collective} {file}:{self.source.name}",
+                f"{where}: {label} for {format_count(n, 'rank')}: {what}",
+                f"fix it, then run: {format_prove_command(self.collective, label)}",
             ) from e
 
 
@@ -127,7 +127,7 @@ def _find_line(traceback: TracebackType | None, file: str) -> int:
     return line
 
 
-def _find_place(generator: Any, file: str) -> int:
+def _find_generator_line(generator: Any, file: str) -> int:
     """The line of the file at which a generator, or one inside it, stands; 0 if at none."""
     line = 0
     while frame := getattr(generator, "gi_frame", None):

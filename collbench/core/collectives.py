@@ -461,6 +461,11 @@ def reading_place(name: str) -> int:
     return names.index(name) if name in names else len(names)
 
 
+def map_collective_names() -> dict[str, str]:
+    """The collective that each name and alias means."""
+    return {name: row.name for row in COLLECTIVES.values() for name in (row.name, *row.aliases)}
+
+
 def find_collective(name: str) -> Collective:
     """The row called ``name`` or an alias of it (``allreduce``, ``alltoall``, ``alltoall_perf``,
     ``all-reduce`` …)."""

@@ -17,8 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.core.algorithm_files import format_prove_command
 from collbench.core.collectives import COLLECTIVES, Collective, Combine
 from collbench.core.errors import AlgorithmError
+from collbench.core.text import format_count
 
 Ints = NDArray[np.int64]
 
@@ -194,6 +196,8 @@ def run_schedule(
 
 NOTHING_ARRIVED = "nothing has arrived"
 
+MAX_PROVED_RANKS = 4096  # that collbench prove takes
+
 Kind = Literal["missing", "doubled", "misplaced", "out of range", "conflict"]
 
 
@@ -252,9 +256,13 @@ def _add_symbols(a: Ints, b: Ints) -> Ints:
 class WrongSchedule(AlgorithmError):
     """A schedule with a fault is put to a use for which it must be right."""
 
-    def __init__(self, name: str, n: int, fault: Fault) -> None:
+    def __init__(self, collective: str, name: str, n: int, fault: Fault, root: int = 0) -> None:
+        command = format_prove_command(collective, name)
+        if n <= MAX_PROVED_RANKS:  # else prove takes its default numbers of ranks
+            command += f" -n {n}" + f" -r {root}" * (root > 0)
         super().__init__(
-            f"{name} is wrong for {n} ranks: {fault}", "collbench prove lists what is wrong with it"
+            f"{collective} {name} is wrong for {format_count(n, 'rank')}: {fault}",
+            f"{command} lists its faults",
         )
         self.fault = fault
 
@@ -292,15 +300,16 @@ def find_stray_move(moves: Moves, n: int, width: int, number: int) -> Fault | No
     if not outside.any():
         return None
     src, dst, chunk, into = table[:, int(outside.any(axis=0).argmax())].tolist()
-    what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
+    extent = f"{format_count(n, 'rank')} of {format_count(width, 'cell')}"
+    what = f"a move from rank {src} cell {chunk}, among {extent}"
     return Fault("out of range", number, dst, into, what)
 
 
 def refuse_empty_reads(schedule: Schedule, reads_outputs: bool = False) -> None:
     """Raise WrongSchedule where a step moves a cell, or reduces into one, that holds nothing; with
-    ``reads_outputs`` also where a cell of a defined output does in the end."""
+    ``reads_outputs`` also if a cell of a defined output is empty at the end."""
     if fault := _find_empty_read(schedule, reads_outputs):
-        raise WrongSchedule(f"{schedule.collective} {schedule.name}", schedule.n, fault)
+        raise WrongSchedule(schedule.collective, schedule.name, schedule.n, fault, schedule.root)
 
 
 def _find_empty_read(schedule: Schedule, reads_outputs: bool) -> Fault | None:

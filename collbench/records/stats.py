@@ -25,7 +25,7 @@ PerRank = Sequence[Sequence[int]] | npt.NDArray[np.floating | np.integer]
 BLOCK = 10  # samples: the least measured between two looks at the data, and a block of warm-up
 
 NAMING = 20  # samples from which on a rank is named that comes late
-FEWEST_STEPS = 3  # as many where a sample is a step of a job, each of several operations
+MIN_STEPS = 3  # as NAMING, where a sample is a step of a job, of several operations
 
 TINY = float(np.finfo(float).tiny)
 
@@ -317,10 +317,10 @@ def find_straggler(per_rank: PerRank, starts: PerRank = (), fewest: int = NAMING
     return max(candidates, default=(0, None))[1]
 
 
-def samples_to_name(ranks: int, share: float) -> int:
+def count_samples_to_name(ranks: int, share: float) -> int:
     """From how many samples on ``find_straggler`` may name one of ``ranks`` that comes last to this
     share of them; 1000 where that is no less."""
-    numbers = range(FEWEST_STEPS, 1000)
+    numbers = range(MIN_STEPS, 1000)
     tails = ((n, _binomial_tail(n, 1 / ranks, int(n * share))) for n in numbers)
     return next((n for n, tail in tails if tail * ranks < 0.001), 1000)
 

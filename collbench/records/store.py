@@ -84,9 +84,9 @@ def list_saved() -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-def refuse_unreadable(paths: Sequence[Path]) -> list[Path]:
-    """Those of the saved runs that this user may not read, of which it tells. Raises CannotRun
-    where there are no others."""
+def report_unreadable(paths: Sequence[Path]) -> list[Path]:
+    """Report the saved runs that this user may not read, and return them. Raises CannotRun where
+    there are no others."""
     if unreadable := _list_unreadable(paths):
         error = _make_unreadable_error(unreadable, len(paths))
         if len(unreadable) == len(paths):

@@ -42,13 +42,13 @@ def initialise_mpi() -> Any:
 def finalise_at_exit() -> None:
     """Have MPI, if it was initialised, end with the process, as all went well. Else it must not:
     MPI_Finalize would wait for ranks that are stuck."""
-    keep_mpi()
+    cancel_finalise()
     if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():
         atexit.register(_finalise_mpi)
 
 
-def keep_mpi() -> None:
-    """Have MPI not end with the process."""
+def cancel_finalise() -> None:
+    """Undo finalise_at_exit: MPI does not end with the process."""
     atexit.unregister(_finalise_mpi)
 
 
@@ -56,7 +56,7 @@ def _finalise_mpi() -> None:
     """End MPI once every rank has come here. No other thread runs in MPI_Finalize, not even one
     that ends a process which waits for too long, so that the waiting is done here."""
     MPI = load_mpi()
-    everybody = MPI.COMM_WORLD.Ibarrier()
-    while not everybody.Test():
+    barrier = MPI.COMM_WORLD.Ibarrier()
+    while not barrier.Test():
         time.sleep(POLL_SECONDS)
     MPI.Finalize()

@@ -76,7 +76,7 @@ class Pace:
     """Decides how long the cases of a run are measured, and what a plan goes on with. This one
     leaves plans as they are."""
 
-    enough = 0.0  # seconds of a budget for all cases, by a guess, once one was dropped
+    sufficient_seconds = 0.0  # of a budget for all cases, estimated once one was dropped
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan as its ranks get it."""
@@ -477,9 +477,9 @@ class BudgetPace(Pace):
         worlds = Counter(world for _, _, world, _ in cheapest_first)
         starting = self._start * len(set(worlds) - {0})
         spare = self._until - now - sum(seconds for _, seconds, _, _ in cheapest_first) - starting
-        if spare < 0 and not self.enough:
+        if spare < 0 and not self.sufficient_seconds:
             undoubted = SLACK * sum(least for least, _, _, _ in cheapest_first)
-            self.enough = (now - self._began + undoubted + starting) / (1 - SPARE)
+            self.sufficient_seconds = (now - self._began + undoubted + starting) / (1 - SPARE)
         dropped = set()
         while cheapest_first and spare < 0:
             _, seconds, world, index = cheapest_first.pop()
@@ -527,15 +527,15 @@ class BudgetPace(Pace):
             self._corrections[large] = per_case, factor, call
 
 
-def foresee_drops(
+def estimate_drops(
     plans: Sequence[Plan], seconds: float, policy: Policy
 ) -> tuple[list[Case], float]:
-    """The cases that a budget would drop at the start, by a rough guess, and the seconds that hold
-    all; nothing and 0 where it holds them."""
+    """The cases that a budget is estimated to drop at the start, and the seconds that are enough
+    for all; nothing and 0 where it drops none."""
     dropped: list[Job] = []
     pace = BudgetPace(seconds, policy, dropped.append)
     for current in plans:
         pace.open_plan(current)
     if plans:
         pace.next_jobs()
-    return [case for job in dropped for case in job.case.siblings], pace.enough
+    return [case for job in dropped for case in job.case.siblings], pace.sufficient_seconds

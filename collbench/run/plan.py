@@ -225,17 +225,17 @@ def nothing_runs(
     notes: Sequence[str], command: Sequence[str] = (), cases: Iterable[Case] = ()
 ) -> CannotRun:
     """The error that is raised where every case of a run with this command line is skipped: the
-    first reason, how many others there are, and a hint, which of a budget says what makes these
-    ``cases`` shorter."""
+    first reason, how many others there are, and a hint; if a budget dropped them, it names the
+    options that shorten ``cases``."""
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
     reasons = reasons or ["nothing is recorded of any"]
     more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
-    is_late = reasons[0].startswith(NO_TIME_LEFT)
-    result = "was measured" if is_late else "can run here"
+    is_out_of_time = reasons[0].startswith(NO_TIME_LEFT)
+    result = "was measured" if is_out_of_time else "can run here"
     hint = next(
         (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
         "collbench doctor says what runs here, collbench list what there is",
     )
-    if is_late:
+    if is_out_of_time:
         hint = "; ".join(dict.fromkeys([hint, *(runner_of(case).remedy for case in cases)]))
     return CannotRun(f"no case {result}: {reasons[0]}{more}", replace_options(hint, command))

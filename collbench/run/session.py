@@ -113,7 +113,7 @@ def _tell_of_long_calls(jobs: Sequence[Job]) -> None:
     took = format_clock(seconds) + " min" * (seconds < 3600)
     parts = f" (its {runner.parts} parts, one after the other)" if runner.parts > 1 else ""
     print_message(
-        f"{what}: a call may take about {took} here{parts}, by a rough guess; nothing is said"
+        f"{what}: a call may take about {took} here{parts} (estimated); nothing is said"
         " before it has ended",
         runner.remedy,
     )
@@ -318,13 +318,13 @@ class _Session:
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
             notes = [note for _, note in self._outcomes]
-            dropped = [job.case for job in self._prepared.jobs]
-            raise plan.nothing_runs(notes, self._order.command, dropped)
+            cases = [job.case for job in self._prepared.jobs]
+            raise plan.nothing_runs(notes, self._order.command, cases)
         if "wrong" in statuses:
             return Exit.WRONG_DATA
         if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:
-            cases = f"{len(unverified):,} of {format_count(len(self._outcomes), 'case')}"
-            raise CannotRun(f"{cases} {unverified[0]}")
+            share = f"{len(unverified):,} of {format_count(len(self._outcomes), 'case')}"
+            raise CannotRun(f"{share} {unverified[0]}")
         return Exit.OK
 
     def _accept(self, line: World | Record) -> None:
@@ -415,7 +415,9 @@ class _Session:
     def _drop(self, job: Job) -> None:
         """Record that there is no time for a job; where an earlier part has samples, they stay."""
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough for all cases"
-        note += f"; --budget {budget_for(self._pace.enough)} holds all, by a rough guess"
+        note += (
+            f"; --budget {budget_for(self._pace.sufficient_seconds)} is enough for all (estimated)"
+        )
         for case in job.case.siblings:
             if record := self._earlier.cut_records.get(case):
                 self._announce(record)

@@ -234,6 +234,13 @@ def name_program(case: Case) -> str:
     )
 
 
+class _SkippedTable(NamedTuple):
+    """A table of which no case ran."""
+
+    planned: list[Case]
+    cases_by_reason: dict[str, list[Case]]
+
+
 class Text(Reporter):
     """Writes lines in plan order, each as soon as all before it are known and measured for the
     last time, in whatever order records arrive.
@@ -255,7 +262,7 @@ class Text(Reporter):
         self._worlds: list[World] = []
         self._done: dict[Case, Outcome] = {}
         self._table: tuple[str, str] | None = None
-        self._passed: dict[str, tuple[list[Case], dict[str, list[Case]]]] = {}
+        self._skipped_tables: dict[str, _SkippedTable] = {}
         self._busbw: list[float] = []
         self._introduced = False
         self._until = time.monotonic() + SO_FAR_AFTER
@@ -361,7 +368,7 @@ class Text(Reporter):
             self._write()
         self._introduce()
         self._conclude()
-        self._tell_passed()
+        self._write_skip_remarks()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {load_text}"] * bool(load_text))
         self._remark(*list_caveats(self._run, self._worlds))
@@ -390,7 +397,7 @@ class Text(Reporter):
     def _write(self) -> None:
         """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
         line = self._lines[self._next]
-        if table_of(line) != self._table and self._pass_over(list(self._list_table())):
+        if table_of(line) != self._table and self._skip_table(list(self._list_table())):
             return
         measured = [self._done[case] for case in line.values() if case in self._done]
         if measured and table_of(line) != self._table:
@@ -398,7 +405,7 @@ class Text(Reporter):
             if self._table:
                 self._conclude()
                 self._print("")
-            self._tell_passed()
+            self._write_skip_remarks()
             self._open_table()
         self._next += 1
         if any(map(has_line, measured)):
@@ -432,27 +439,28 @@ class Text(Reporter):
                 self._has_findings = True
                 self._remark(f"found: {record.case.subject}: collbench report shows it")
 
-    def _pass_over(self, lines: Sequence[Mapping[bool, Case]]) -> bool:
-        """Whether no case of these lines, a table's, has run and some were skipped: in place of
-        that table a remark is to come for each reason."""
+    def _skip_table(self, lines: Sequence[Mapping[bool, Case]]) -> bool:
+        """Skip a table of which no case ran, and keep a remark for each reason. Returns whether it
+        did."""
         cases = [case for line in lines for case in line.values()]
         notes = {case: self._done[case][0].note for case in cases if case in self._done}
         if not notes or not all(map(self._is_skipped, lines)):
             return False
         self._next += len(lines)
-        of_table = self._passed.setdefault(", ".join(table_of(lines[0])), ([], {}))
-        of_table[0].extend(cases)
-        for case, why in notes.items():
-            of_table[1].setdefault(why, []).append(case)
+        title = ", ".join(table_of(lines[0]))
+        table = self._skipped_tables.setdefault(title, _SkippedTable([], {}))
+        table.planned.extend(cases)
+        for case, reason in notes.items():
+            table.cases_by_reason.setdefault(reason, []).append(case)
         return True
 
-    def _tell_passed(self) -> None:
-        """Remarks on the tables that were passed over, those of several launches together."""
-        passed, self._passed = self._passed, {}
-        for about, (planned, cases_by_skip) in passed.items():
-            for why, cases in cases_by_skip.items():
+    def _write_skip_remarks(self) -> None:
+        """Write the remarks on skipped tables, those of several launches together."""
+        tables, self._skipped_tables = self._skipped_tables, {}
+        for title, (planned, cases_by_reason) in tables.items():
+            for reason, cases in cases_by_reason.items():
                 counts = _count_cases(cases, planned)
-                self._remark(*(f"skipped: {about}: {why} ({count})" for count in counts))
+                self._remark(*(f"skipped: {title}: {reason} ({count})" for count in counts))
 
     def _complete(
         self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
@@ -627,8 +635,8 @@ def escape_remark(text: str) -> str:
 
 
 def _count_cases(cases: Sequence[Case], planned: Sequence[Case]) -> list[str]:
-    """The number of cases, with the place if all have one, and their sizes: at once where others
-    that were ``planned`` differ from them in that, else by datatype and the like."""
+    """The number of cases, with the place if all have one, and their sizes: as one phrase if size
+    and place alone identify them among those ``planned``, else one for each datatype and so on."""
     names = [name for name in split_axes(planned)[0] if name != "place"]
     by_kind: dict[str, list[Case]] = {}
     for case in cases:

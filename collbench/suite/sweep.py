@@ -17,6 +17,7 @@ from collbench.core.collectives import Collective, find_collective
 from collbench.core.dtypes import OPS, find_dtype, find_reduction
 from collbench.core.errors import AlgorithmError, UsageError
 from collbench.core.groups import Groups
+from collbench.core.text import format_count
 from collbench.machine import cpus, environment
 from collbench.suite import arrivals, backgrounds, fields, measurable
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
@@ -550,7 +551,7 @@ def refuse_case(case: Case) -> str:
     if row.reduces and (reason := _refuse_reduction(case)):
         return reason
     if case.root >= case.n:
-        return f"root {case.root} does not exist among {case.n} ranks"
+        return f"root {case.root} does not exist among {format_count(case.n, 'rank')}"
     if row.moves_data and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
         least = case.type.size * (case.n * case.block_step if row.total else 1)
         element = f"{case.dtype} element"

@@ -75,11 +75,11 @@ def test_an_algorithm_that_raises_at_other_ranks_is_shown() -> None:
 
 def test_show_says_that_an_algorithm_is_wrong() -> None:
     result = collbench("show all_reduce ./mine.py:four")
-    assert "prove finds: missing: rank 0 cell 0: lacks the contribution" in result.output
+    assert "wrong algorithm: missing: rank 0 cell 0: lacks the contribution" in result.output
 
 
 def test_show_says_nothing_of_a_right_one() -> None:
-    assert "prove finds" not in collbench("show all_reduce ./mine.py:line").output
+    assert "wrong algorithm" not in collbench("show all_reduce ./mine.py:line").output
 
 
 def test_order_takes_a_generator_for_its_collective() -> None:

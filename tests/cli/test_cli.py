@@ -136,8 +136,8 @@ def test_where_n_is_calls_of_a_sample_time_says_how_many_samples(
 def test_a_dry_run_names_what_a_budget_drops_and_a_budget_that_holds_all(bare) -> None:
     words = ("all_reduce", "--sizes", "8,1G", "-g", "2", "--place", "in", "--dry-run")
     done = bare(*words, "--budget", "5s")
-    assert "by a rough guess it drops at least 1 of 2 cases (1 GiB)" in done.stderr
-    enough = done.stderr.partition(" holds all")[0].split()[-1]
+    assert "it is estimated to drop at least 1 of 2 cases (1 GiB)" in done.stderr
+    enough = done.stderr.partition(" is enough for all")[0].split()[-1]
     assert "drops at least" not in bare(*words, "--budget", enough).stderr
 
 

@@ -27,7 +27,7 @@ from collbench.core.algorithm_guard import Guard
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Later, Moves, Schedule
-from collbench.core.text import suggest_name
+from collbench.core.text import format_count, suggest_name
 
 Steps = Callable[..., Iterator[Moves]]
 
@@ -104,7 +104,8 @@ class Variant(NamedTuple):
             )
         if root >= n:
             raise UsageError(
-                f"root {root} does not exist among {n} ranks", f"choose one of 0 to {n - 1}"
+                f"root {root} does not exist among {format_count(n, 'rank')}",
+                f"choose one of 0 to {n - 1}",
             )
         cells = self.algorithm.cells(n, **parameters)
         steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
@@ -215,10 +216,22 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     )
 
 
+FIELD_TYPES = {  # of a row in a user's file
+    "collective": "a string",
+    "steps": "a generator function",
+    "paper": "a string",
+    "cells": "a function",
+    "why_not": "a function",
+    "parameters": "a dict of names and functions",
+    "aliases": "a tuple of strings",
+    "node_parameter": "the name of a parameter",
+}
+
+
 def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
     """The row of a file, with the proper name of its collective. Raises UsageError where a field is
     not of its type."""
-    are_right = {
+    validity_by_field = {
         "collective": isinstance(row.collective, str),
         "steps": callable(row.steps),
         "paper": isinstance(row.paper, str),
@@ -228,14 +241,13 @@ def _check_row(user_algorithm: UserAlgorithm, row: Algorithm) -> Algorithm:
         and all(isinstance(key, str) and callable(row.parameters[key]) for key in row.parameters),
         "aliases": isinstance(row.aliases, tuple)
         and all(isinstance(alias, str) for alias in row.aliases),
+        "node_parameter": isinstance(row.parameters, Mapping)
+        and row.node_parameter in ("", *row.parameters),
     }
-    are_right["node_parameter"] = are_right["parameters"] and row.node_parameter in (
-        "",
-        *row.parameters,
-    )
-    if wrong := [name for name, is_right in are_right.items() if not is_right]:
+    if wrong := [name for name, is_valid in validity_by_field.items() if not is_valid]:
+        value = f"{getattr(row, wrong[0])!r:.40}"
         raise UsageError(
-            f"{user_algorithm.label}: {wrong[0]} is {getattr(row, wrong[0])!r:.40}",
+            f"{user_algorithm.label}: {wrong[0]} is {value}, but must be {FIELD_TYPES[wrong[0]]}",
             "the fields of a row: collbench help algorithms",
         )
     try:

@@ -35,6 +35,7 @@ from collbench.core.algorithms.rooted import (
     two_halves,
 )
 from collbench.core.schedule import Ints, Later, Moves
+from collbench.core.text import format_count
 
 PATARASUK = (
     "Patarasuk, Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations"
@@ -157,7 +158,8 @@ def torus2d(n: int, cells: int) -> Iterator[Moves]:
 
 def refuse_prime(n: int, **_: int) -> str | None:
     """The reason why ranks form no grid; None where they do."""
-    return None if _largest_divisor(n, n**0.5) > 1 else f"{n} ranks form no grid of two dimensions"
+    has_grid = _largest_divisor(n, n**0.5) > 1
+    return None if has_grid else f"needs a grid of two dimensions, not {format_count(n, 'rank')}"
 
 
 def hierarchical(n: int, cells: int, group: int) -> Iterator[Moves]:
@@ -168,11 +170,9 @@ def hierarchical(n: int, cells: int, group: int) -> Iterator[Moves]:
 
 def whole_groups(n: int, group: int) -> str | None:
     """The reason why groups of this size do not divide the ranks; None where they do."""
-    return (
-        None
-        if n % group == 0
-        else f"groups of {group} do not divide {n} ranks; say hierarchical:group=SIZE"
-    )
+    if n % group == 0:
+        return None
+    return f"groups of {group} do not divide {format_count(n, 'rank')}; say hierarchical:group=SIZE"
 
 
 def swing_peers(n: int) -> list[Ints]:

@@ -113,7 +113,7 @@ AXES = {  # fields of Case that tell rows apart: their values in words, and the 
     "background": ("background {}", "--background"),
 }
 
-NAMED = 3  # values of an axis that a sentence names
+MAX_VALUES = 3  # values of an axis that a sentence names
 
 
 def describe_unlike(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
@@ -136,7 +136,7 @@ def describe_unlike(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseR
 
 def _describe_values(name: str, values: Collection[Any]) -> str:
     """The first values of an axis in words: 2/4/8 ranks."""
-    first, more = sorted(values)[:NAMED], "/…" * (len(values) > NAMED)
+    first, more = sorted(values)[:MAX_VALUES], "/…" * (len(values) > MAX_VALUES)
     return AXES[name][0].format("/".join(_format_value(value) for value in first) + more)
 
 

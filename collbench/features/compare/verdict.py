@@ -169,7 +169,7 @@ def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> 
         )
     if not first.bounded:
         return first._replace(
-            why=f"{format_count(first.pairs, 'pair')}: {paired.FEWEST} are the fewest that tell"
+            why=f"{format_count(first.pairs, 'pair')}: a verdict needs at least {paired.FEWEST}"
         )
     if first.verdict in CHANGED:
         return first._replace(
@@ -234,8 +234,8 @@ def rule_by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> 
             start, numbers = sides[0][0].record.sync, " and ".join(str(len(side)) for side in sides)
             way = replace_options(f"--sync {start}", sides[0][0].run.command)
             why = (
-                f"{numbers} launches started alike ({start}), and {FEWEST_UNPAIRED} a side are the"
-                f" fewest that tell: measure both with {way}"
+                f"{numbers} launches started alike ({start}), and a verdict needs at least"
+                f" {FEWEST_UNPAIRED} a side: measure both with {way}"
             )
         if all(launch.predicted for side in sides for launch in side):
             why = "both sides are a model's predictions: nothing was measured that could be judged"
@@ -269,7 +269,7 @@ def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
     if measured <= 1:
         alone = "only one launch per side, so noise and change cannot be told apart"
         return f"{alone} ({_describe_more(base, head, FEWEST_UNPAIRED)})"
-    few = f"{FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
+    few = f"a verdict needs at least {FEWEST_UNPAIRED} a side where they form no pairs"
     if measured == max(numbers):
         number = f"{numbers[0]} and {format_count(numbers[1], 'launch')}"
         return f"{number}, and {few} ({_describe_more(base, head, FEWEST_UNPAIRED)})"

@@ -340,7 +340,7 @@ def _last_night() -> str:
     other: _SavedNight | None = None  # the last of other hosts
     running: list[_SavedNight] = []
     paths = store.list_saved()
-    unreadable = store.refuse_unreadable(paths)
+    unreadable = store.report_unreadable(paths)
     for path in reversed(paths):
         with suppress(CollbenchError):  # what cannot be read is no night
             run = run_file.read_run(path)

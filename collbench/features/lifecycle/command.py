@@ -222,16 +222,13 @@ def make_suite(options: LifecycleOptions) -> Suite:
 
 
 def _refuse_faults(options: LifecycleOptions) -> None:
-    """Raises UsageError for faults that a life has no place for, and options without effect."""
-    from collbench.features.lifecycle.request import LATE_HINT
-    from collbench.suite.faults import parse_faults
+    """Raises UsageError for faults that lifecycle does not plant, and options without effect."""
+    from collbench.features.lifecycle.request import LATE_HINT, refuse_faults
 
-    for fault in parse_faults(options.inject):
-        if fault.kind != "late" or options.kills.kill is not None:
-            raise UsageError(
-                f"--inject {fault.kind}: a life has no place for it",
-                LATE_HINT,
-            )
+    if reason := refuse_faults(options.inject):
+        raise UsageError(reason, LATE_HINT)
+    if options.inject and options.kills.kill is not None:
+        raise UsageError("--inject late has no effect with --kill", "leave one of them out")
     if options.kills.kill is not None and (changed := list_changed(options.lives, "sizes")):
         raise UsageError(f"{changed[0]} has no effect with --kill", f"leave {changed[0]} out")
     for option, name in KILL_OPTIONS.items():

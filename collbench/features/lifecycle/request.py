@@ -10,6 +10,7 @@ from msgspec import Meta
 from collbench.core.text import format_count, format_size
 from collbench.features.lifecycle import KIND, LOSS_KIND
 from collbench.suite.case import Ranks
+from collbench.suite.faults import parse_faults
 
 TOLD = "told"  # as files have it; people read and write NOTIFIED
 NOTIFIED = "notified"
@@ -25,6 +26,12 @@ Way = Literal["rebuild", "told", "shrink"]
 Count = Annotated[int, Meta(ge=1, le=1024)]
 Bytes = Annotated[int, Meta(ge=4, le=1 << 30)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+
+
+def refuse_faults(inject: str) -> str:
+    """The reason why a life does not plant the faults of --inject, or "". Raises UsageError."""
+    other = next((fault.kind for fault in parse_faults(inject) if fault.kind != "late"), "")
+    return f"--inject {other}: lifecycle plants only late faults" if other else ""
 
 
 class Life(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):

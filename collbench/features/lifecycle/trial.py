@@ -18,7 +18,14 @@ from collbench.core.text import format_duration
 from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, RankLoss
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.request import LATE_HINT, SILENT, WINDOW, Life, Loss
+from collbench.features.lifecycle.request import (
+    LATE_HINT,
+    SILENT,
+    WINDOW,
+    Life,
+    Loss,
+    refuse_faults,
+)
 from collbench.features.lifecycle.torch_life import LOADED, LOOK, make_store
 from collbench.features.lifecycle.watching import (
     STARTING,
@@ -41,7 +48,6 @@ from collbench.run.rank.outcome import (
     Timing,
     WrongData,
 )
-from collbench.suite.faults import parse_faults
 
 LOOK_SHARE = 0.25  # of the time since it began, a wait lasts until its next look at the store
 PATIENCE = 3.0  # a library's own limit for waiting is this part of a life's
@@ -156,8 +162,8 @@ class LifeTrial(_Watcher):
                 "a life on MPI is started by an mpirun on one host, and these ranks are on several",
                 "measure it on one host",
             )
-        if any(fault.kind != "late" for fault in parse_faults(bench.policy.inject)):
-            raise CannotRun(f"--inject {bench.policy.inject}: a life can only be late", LATE_HINT)
+        if reason := refuse_faults(bench.policy.inject):
+            raise CannotRun(reason, LATE_HINT)
         bench.board.enter(bench.rank, Phase.MEASURING)
         yield
         delay = sum(fault.amount for fault in bench.list_faults())

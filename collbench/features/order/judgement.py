@@ -263,10 +263,10 @@ def judge_orders(file: RunFile) -> Judgement:
         subject = subject if isinstance(subject, SumOrder) else None
         findings = read_findings(record)
         if subject is None or findings is None or not _is_readable(findings, subject.world):
-            unmeasured.append(_explain_nothing(record, subject))
+            unmeasured.append(_make_unmeasured_order(record, subject))
             continue
         if record.status not in ("ok", "wrong"):
-            unmeasured.append(_explain_nothing(record, subject))
+            unmeasured.append(_make_unmeasured_order(record, subject))
         key = replace(case, cycle=0)
         subjects[key] = subject
         launches.setdefault(key, []).append(
@@ -305,7 +305,7 @@ def _is_readable(findings: OrderFindings, n: int) -> bool:
     return is_asked and in_order and leaves | ranks <= {*range(n)}
 
 
-def _explain_nothing(record: Record, subject: SumOrder | None) -> UnmeasuredOrder:
+def _make_unmeasured_order(record: Record, subject: SumOrder | None) -> UnmeasuredOrder:
     """A record without findings, and the reason that it gives."""
     findings = read_findings(record)
     dropped = "; ".join(findings.dropped) if findings else ""

@@ -226,7 +226,7 @@ def _explain_short_buffer(item: Placed, launch: Launch) -> str:
     if not longer or any(other.key[1:] == item.key[1:] for other in longer):
         return f"{short}: add a larger size"
     flags = f"--place {'in' if item.order.in_place else 'out'} --shift {item.order.shift}"
-    return f"{short}: larger sizes were placed otherwise only; {flags} asks all so"
+    return f"{short}, and no larger size has this placement; {flags} gives it to all sizes"
 
 
 def _shows_adder(item: Placed) -> bool:

@@ -217,13 +217,16 @@ def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proo
 
 def _parse_ranks(text: str) -> list[int]:
     """The numbers of ranks in ``1..33`` or ``2,4,8``, or both together."""
+    from collbench.core.schedule import MAX_PROVED_RANKS
+
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= low <= high <= 4096:
+        if not 1 <= low <= high <= MAX_PROVED_RANKS:
             raise UsageError(
-                f"-n: '{part.strip()}' is not a number of ranks up to 4096", "as in 1..33 or 2,4,8"
+                f"-n: '{part.strip()}' is not a number of ranks up to {MAX_PROVED_RANKS}",
+                "as in 1..33 or 2,4,8",
             )
         ranks.update(range(low, high + 1))
     return sorted(ranks)

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from collbench.cli.families import Collective, Debug, Root
 from collbench.core.errors import UsageError
+from collbench.core.text import format_count
 
 MOST_RANKS = 64  # whose buffers are shown
 
@@ -94,14 +95,14 @@ def show(options: ShowOptions) -> None:
     steps = len(frames) - 1
     for what, value, most in (("rank", options.rank, n - 1), ("step", options.step, steps)):
         if value is not None and value > most:
-            where = f"{schedule.collective} {schedule.name} for {n} ranks"
+            where = f"{schedule.collective} {schedule.name} for {format_count(n, 'rank')}"
             raise UsageError(
                 f"--{what}: there is no {what} {value} in {where}", f"choose one of 0 to {most}"
             )
     row = variant.algorithm
     faults = prove_schedule(schedule)
     about = [
-        *(f"WRONG, as collbench prove finds: {fault}" for fault in faults[:1]),
+        *(f"wrong algorithm: {fault}; collbench prove lists all faults" for fault in faults[:1]),
         row.idea,
         *filter(None, [drawing.describe_phases(schedule, frames)]),
         *cost.describe_cost(variant, schedule),

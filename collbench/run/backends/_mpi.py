@@ -26,7 +26,7 @@ from collbench.core.errors import CannotRun
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, Message, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
-from collbench.run.mpi_library import finalise_at_exit, initialise_mpi, keep_mpi
+from collbench.run.mpi_library import cancel_finalise, finalise_at_exit, initialise_mpi
 from collbench.run.rank.library_calls import LibraryCall, join_calls
 from collbench.suite.case import Case
 
@@ -201,7 +201,7 @@ class Mpi(Base):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         mpi = initialise_mpi()
         # a world that is not left in good order may have ranks that are stuck
-        keep_mpi()
+        cancel_finalise()
         world = mpi.COMM_WORLD
         self.library = describe_library(mpi.Get_library_version())
         at = self.find_group(rank, n)

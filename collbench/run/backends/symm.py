@@ -34,7 +34,9 @@ def refuse_here() -> str:
         return "symm needs Triton, which is not installed (pip install triton)"
     if os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "on", "true"):
         return ""
-    return refuse_gpu_here("symm", "--backend shm runs on CPUs; so does TRITON_INTERPRET=1")
+    return refuse_gpu_here(
+        "symm", "--backend shm runs on CPUs, and symm does with TRITON_INTERPRET=1"
+    )
 
 
 INFO = BackendInfo(

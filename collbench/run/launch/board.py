@@ -22,7 +22,9 @@ import psutil
 LOOKS = 50_000  # at a word that another rank is to write: some ms
 LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
 
-ALONE_SECONDS = 7.0  # the same of a rank that a launcher started: rank 0 first ends who is late
+# as LEAVE_SECONDS, for ranks that a launcher started; longer, so that rank 0 ends a late rank first
+ALONE_SECONDS = 7.0
+
 IS_STOPPED = "is stopped (SIGSTOP)"  # as messages have it of a process
 
 _WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another

@@ -80,7 +80,8 @@ _NAMED = 3  # settings that one note names
 
 _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as another has failed
 
-_HEARD_SECONDS = 0.25  # for a launcher to pass on a rank's words: it drops them as it ends all
+# for the launcher to forward this rank's stderr, which it discards when it kills all ranks
+_RELAY_SECONDS = 0.25
 
 _ANOTHER = "another rank (it or the launcher says why)"
 
@@ -292,7 +293,7 @@ class MemberWatch(RankWatch):
                     sys.stderr.flush()
                     if self._meeting.host:
                         self._meeting.host.end_stopped()
-                    time.sleep(_HEARD_SECONDS)
+                    time.sleep(_RELAY_SECONDS)
                     os._exit(Exit.TIMEOUT)
 
     def move(self, seconds: float) -> None:

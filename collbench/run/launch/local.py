@@ -453,12 +453,12 @@ class LocalWatch(RankWatch):
             return
         code = os.waitstatus_to_exitcode(note.status)
         self.note_end(rank, None if note.alone else Death.by(code, "exited with status"))
-        if note.alone and rank not in self.done and not self._has_failed(rank):
+        if note.alone and rank not in self.done and not self._is_end_explained(rank):
             self.deaths.setdefault(rank, ORPHANED)
 
-    def _has_failed(self, rank: int) -> bool:
-        """Whether a rank has told its own error, or another one ended with an error of its own:
-        mpirun kills the wardens of the others then, which says nothing more."""
+    def _is_end_explained(self, rank: int) -> bool:
+        """Whether an error was reported that explains the end of this rank: its own, or that of
+        another rank, after which mpirun kills the rest."""
         return rank in self.errors or any(
             other in self.ended and not says_peer_is_gone(error.message)
             for other, error in self.errors.items()

@@ -409,7 +409,7 @@ class MeetingServer:
                 since = math.inf
             elif since == math.inf:
                 since = time.monotonic()
-            # a rank that MPI keeps waiting for it first says why
+            # ranks that wait in MPI for rank 0 report why first
             if time.monotonic() - since > ALONE_SECONDS + 2:
                 os.kill(rank_0, signal.SIGKILL)
                 return

@@ -57,8 +57,8 @@ Emit = Callable[[World | Record], None]
 
 Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; nothing ends it
 
-# the note of a case whose trial never asked what is to be planted (Bench.planted)
-NEVER_ASKED = "--inject planted nothing, as {} cases have no place for it; leave --inject out"
+# the note of a case whose trial never called Bench.list_faults, which reports the query
+FAULTS_UNSUPPORTED = "no fault was planted: {} cases do not support --inject; leave it out"
 
 Turn = Callable[[int], object]  # at rank 0, wait for the turn of a world that is at a job
 
@@ -457,7 +457,7 @@ class Worker:
         trial = runner_of(case).make_trial(bench, job, self._sites, emit)
         outcomes = yield from trial.run()
         if self._policy.inject and not queries:
-            outcomes = [FailedCase(NEVER_ASKED.format(case.table.noun))] * len(case.siblings)
+            outcomes = [FailedCase(FAULTS_UNSUPPORTED.format(case.table.noun))] * len(case.siblings)
         return self._records(case, outcomes, tried)
 
     def _records(

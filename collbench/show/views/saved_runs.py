@@ -27,8 +27,8 @@ ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name d
 
 def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0, damaged: int = 0) -> Document:
     """Saved runs, oldest first: the name by which each is found (none while it is running), and how
-    it ended. ``total`` counts those that are not listed, too, and ``damaged`` those of them that
-    never are."""
+    it ended. ``total`` counts those that are not listed, too, and ``damaged`` those that cannot
+    be read."""
     heads = tuple(column.head for column in SAVED)
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:

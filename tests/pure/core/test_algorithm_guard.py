@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from collbench.cli import main
 from collbench.core import algorithm_files, algorithms
-from collbench.core.errors import AlgorithmError, UsageError
+from collbench.core.errors import AlgorithmError, Exit, UsageError
 from collbench.core.program import compile_program
 from collbench.core.schedule import Schedule, prove_schedule
 from collbench.core.simulate import count_costs
@@ -66,6 +70,9 @@ def stray(n, cells):
 def empty(n, cells):
     yield Moves(1, 0, 1, reduce=True)
 
+def parts(n, cells, parts=3):
+    yield Moves(1, 0, 1, reduce=True)
+
 def short(n, cells):
     yield Moves(0, 1, [], reduce=True)
 
@@ -84,6 +91,7 @@ DEFAULT = ROW._replace(parameters={"k": lambda n, ratio: [][1]})
 NO_GENERATOR = ROW._replace(steps=lambda n, cells: 3)
 STEPS = ROW._replace(steps=3)
 PAPER = ROW._replace(paper=3)
+FIVE = ROW._replace(cells=5)
 PARAMETERS = ROW._replace(parameters=["k"])
 ALIASES = ROW._replace(aliases="row")
 NODES = ROW._replace(node_parameter="k")
@@ -142,7 +150,7 @@ def test_an_error_names_the_line_and_the_ranks(path: Path, name: str, text: str,
         prove_schedule(make_schedule(path, name))
     assert f"{path}, line {find_line(text)}: mine.py:{name} for 4 ranks: " in told.value.message
     assert said in told.value.message
-    assert f"prove all_reduce {path}:{name}" in told.value.hint
+    assert told.value.hint == f"fix it, then run: collbench prove all_reduce {path}:{name}"
 
 
 def test_an_algorithm_has_at_least_one_cell(path: Path) -> None:
@@ -150,11 +158,22 @@ def test_an_algorithm_has_at_least_one_cell(path: Path) -> None:
         make_schedule(path, "no_cells")
 
 
-@pytest.mark.parametrize("name", ["STEPS", "PAPER", "PARAMETERS", "ALIASES", "NODES", "COLLECTIVE"])
-def test_a_row_with_a_wrong_field_is_refused(path: Path, name: str) -> None:
-    field = {"NODES": "node_parameter"}.get(name, name.lower())
-    with pytest.raises(UsageError, match=f"mine.py:{name}: {field} is "):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("STEPS", "steps is 3, but must be a generator function"),
+        ("PAPER", "paper is 3, but must be a string"),
+        ("FIVE", "cells is 5, but must be a function"),
+        ("PARAMETERS", "parameters is ['k'], but must be a dict of names and functions"),
+        ("ALIASES", "aliases is 'row', but must be a tuple of strings"),
+        ("NODES", "node_parameter is 'k', but must be the name of a parameter"),
+        ("COLLECTIVE", "collective is 3, but must be a string"),
+    ],
+)
+def test_the_error_on_a_field_of_a_row_names_its_type(path: Path, name: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
         make_schedule(path, name)
+    assert caught.value.message == f"mine.py:{name}: {text}"
 
 
 @pytest.mark.parametrize("use", [compile_program, find_orders, count_costs])
@@ -174,6 +193,32 @@ def test_a_read_of_an_empty_cell_is_refused(path: Path, use: Callable[..., objec
     arguments = [False] if use is compile_program else []
     with pytest.raises(UsageError, match="missing: rank 0 cell 1 in step 0"):
         use(make_schedule(path, "empty", owner="gather"), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options"),
+    [
+        ("stray", {"owner": "all_reduce"}, "-n 4"),
+        ("stray", {"owner": "all_reduce", "n": 4097}, "mine.py:stray"),
+        ("empty", {"owner": "gather", "root": 2}, "-n 4 -r 2"),
+        ("parts", {"owner": "gather"}, "-n 4"),
+    ],
+)
+def test_the_hint_on_a_wrong_algorithm_is_a_command_that_finds_it_wrong(
+    path: Path, name: str, arguments: dict[str, Any], options: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        compile_program(make_schedule(path, name, **arguments), False)
+    command, _, rest = caught.value.hint.partition(" lists")
+    assert rest == " its faults" and command.endswith(options)
+    assert command.startswith(f"collbench prove {arguments['owner']} {path}:{name}")
+    result = CliRunner().invoke(main.app, shlex.split(command)[1:])
+    assert result.exit_code == Exit.WRONG_DATA, result.output
+
+
+def test_one_rank_is_not_one_ranks(path: Path) -> None:
+    with pytest.raises(UsageError, match=r"all_reduce mine\.py:stray is wrong for 1 rank: "):
+        compile_program(make_schedule(path, "stray", n=1), False)
 
 
 def test_an_output_that_stays_empty_has_no_order(path: Path) -> None:

@@ -236,8 +236,12 @@ def test_where_an_algorithm_cannot_run_it_says_why() -> None:
     )
     with pytest.raises(UsageError, match="all_reduce swing: needs a power of two"):
         algorithms.find_variant("all_reduce", "swing").schedule(6)
+    reason = algorithms.find_variant("all_reduce", "torus2d").refuse(1)
+    assert reason == "needs a grid of two dimensions, not 1 rank"
     with pytest.raises(UsageError, match="root 4 does not exist among 4 ranks"):
         algorithms.find_variant("reduce", "binomial").schedule(4, 4)
+    with pytest.raises(UsageError, match=r"root 1 does not exist among 1 rank$"):
+        algorithms.find_variant("reduce", "binomial").schedule(1, 1)
 
 
 def test_finding_by_name_alias_and_parameters() -> None:

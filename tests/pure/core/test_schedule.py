@@ -282,7 +282,7 @@ BOTH = Moves([0, 1], [1, 0], 0, reduce=True)
         (
             made("all_reduce", 2, BOTH, Moves(0, 2)),
             ("out of range", 1, 2, 0),
-            "rank 0 cell 0, among 2 ranks of 1 cells",
+            "rank 0 cell 0, among 2 ranks of 1 cell",
         ),
         (made("all_reduce", 2, Moves(0, 1, -1)), ("out of range", 0, 1, -1), "cell -1"),
         (made("all_gather", 2, Moves(0, 1, 0, 2)), ("out of range", 0, 1, 2), "2 cells"),

@@ -439,10 +439,10 @@ def test_what_a_tenth_of_its_guess_has_no_time_for_is_dropped_at_once(clock: Clo
 
 def test_what_a_budget_drops_at_the_start_is_foreseen_with_a_budget_that_holds_all() -> None:
     plans = [planned(*SWEPT)]
-    dropped, enough = pace.foresee_drops(plans, 1.0, POLICY)
+    dropped, enough = pace.estimate_drops(plans, 1.0, POLICY)
     assert SWEPT[-1] in dropped and SWEPT[0] not in dropped and enough > 1.0
-    assert pace.foresee_drops(plans, enough, POLICY) == ([], 0.0)
-    assert pace.foresee_drops([], 1.0, POLICY) == ([], 0.0)
+    assert pace.estimate_drops(plans, enough, POLICY) == ([], 0.0)
+    assert pace.estimate_drops([], 1.0, POLICY) == ([], 0.0)
 
 
 def test_the_cheapest_large_case_comes_before_others_in_whichever_world(clock: Clock) -> None:

@@ -440,7 +440,7 @@ def test_a_part_without_time_drops_what_has_no_samples_yet(
     whole = run_file.read_file(path).records
     assert [record for record in whole if record.times_ns] == begun.records
     dropped = {record.note for record in whole if not record.times_ns}
-    enough = "--budget 10s holds all, by a rough guess"
+    enough = "--budget 10s is enough for all (estimated)"
     note = f"{NO_TIME_LEFT} 0.0001s: not enough for all cases; {enough}"
     assert dropped == ({note} if budget else set())
 
@@ -671,7 +671,7 @@ def test_a_step_of_minutes_is_told_of_before_its_first_call(
     ).expand()
     session._tell_of_long_calls([Job(case, 1, "", subject=step)])
     said = capsys.readouterr().err
-    assert (told in said and "--scale" in said and "rough guess" in said) if told else not said
+    assert (told in said and "--scale" in said and "estimated" in said) if told else not said
 
 
 class Corrupting(worlds.World):

@@ -117,11 +117,12 @@ def describe_drop(budget: float, rounds: int, enough: str, which: str = "") -> s
     of ``which``."""
     short = f"too short for {format_count(rounds, 'pair')}"
     rows = " ".join(filter(None, ["all", which, "rows"]))
-    return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds {rows}"
+    return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} is enough for {rows}"
 
 
 def refuse_drop(note: str, command: Sequence[str], cases: Iterable[Case]) -> NoVerdict:
-    """The error for a budget that holds no row, by the note on those dropped and their cases."""
+    """The error for a budget that is enough for no row, by the note on dropped rows and their
+    cases."""
     error = plan.nothing_runs([note], command, cases)
     return NoVerdict(error.message, error.hint)
 

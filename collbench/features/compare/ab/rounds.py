@@ -43,7 +43,7 @@ def describe_shortfall(budget: str, short: Shortfall) -> str:
     several = f"the fastest of {short.rows:,} undecided rows"
     left = f"{_format_seconds(short.time_left)} of {budget} were left"
     confirming = f", and {_format_seconds(short.confirming)} to confirm a change"
-    hint = f"; --budget {budget_for(short.in_all)} suffices" + " for all" * (short.rows > 1)
+    hint = f"; --budget {budget_for(short.in_all)} is enough" + " for all" * (short.rows > 1)
     return (
         f"rounds ended: {left if short.time_left > 0 else f'{budget} was used up'}, and"
         f" {several if short.rows > 1 else 'the undecided row'} needs about"

@@ -220,8 +220,8 @@ def _list_taus(files: Sequence[RunFile]) -> dict[str, float]:
 
 
 def _is_explained(candidate: Candidate, history: Known) -> bool:
-    """Whether a level that rose and stands says all of a candidate: tonight, its row is no slower
-    than in the nights since, by more than tau."""
+    """Whether a standing rise explains the candidate: tonight is at most tau above the median of
+    the nights since."""
     for shift in _list_risen(history):
         for row in shift.stands:
             if (row.key, row.way) == (candidate.timing.case.key, candidate.way):

@@ -52,6 +52,8 @@ SCHEMA = 2
 WAIT = 60  # seconds for another process to end its transaction
 SAY_SECONDS = 2.0  # of them until that is said
 
+NO_ACCESS_HINT = "run this as its owner, or choose another file with --history"
+
 MEMORY = ":memory:"  # SQLite's name of a database that is gone when it is closed
 
 TABLES = (
@@ -172,8 +174,8 @@ class Book:
         }
         with self._transaction() as to:
             query = "SELECT key, launch FROM rows WHERE run = ?"
-            held = {*to.execute(query, [run.id]).fetchall()}
-        if held.issuperset((row["key"], row["launch"]) for row in lines["rows"]):
+            saved_rows = {*to.execute(query, [run.id]).fetchall()}
+        if saved_rows.issuperset((row["key"], row["launch"]) for row in lines["rows"]):
             return False
         with self._transaction("BEGIN IMMEDIATE") as to:
             return [_insert(to, table, rows) for table, rows in lines.items()][-1] > 0
@@ -340,7 +342,7 @@ class Book:
             hint = "is it a history, and may you write there?"
             if "readonly" in complaint:
                 complaint = "this user may not write it"
-                hint = "run this as its owner, or choose another file with --history"
+                hint = NO_ACCESS_HINT
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(f"history at {self.name}: {complaint}", hint) from None
@@ -409,7 +411,7 @@ def _is_there(path: Path, name: str) -> bool:
     except OSError as e:
         raise CannotRun(
             f"cannot read {name}: {e.strerror}",
-            "run this as its owner, or choose another file with --history",
+            NO_ACCESS_HINT,
         ) from e
     return True
 

@@ -112,7 +112,7 @@ def make_headline(outlook: Outlook) -> str:
         return happened
     if outlook.most_nights < 2 * LEAST:
         few = f"{format_count(outlook.most_nights, 'night')} of a row that may be judged"
-        return f"no verdict: {few}, and {2 * LEAST} are the fewest that show a change"
+        return f"no verdict: {few}; a change needs at least {2 * LEAST}"
     return "no change"
 
 

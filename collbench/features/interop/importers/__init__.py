@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import COLLECTIVES, find_collective
+from collbench.core.collectives import COLLECTIVES, find_collective, map_collective_names
 from collbench.core.dtypes import DTYPES, OPS, find_dtype
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count
@@ -38,6 +38,8 @@ from collbench.records.types import Choice, RankInfo, Record, ToolTime, World
 from collbench.suite import arrivals, backgrounds, sweep
 from collbench.suite.case import Case, Mode
 from collbench.suite.policy import Policy
+
+NOT_A_ROW = "not a row of the table it stands in"  # why a line of a log is lost
 
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
 
@@ -211,10 +213,7 @@ class Reading:
                 f"{self.request.name}: cannot tell which collective this is",
                 "name it, as in --collective all_reduce",
             )
-        return next(
-            (row.name for row in COLLECTIVES.values() if name.lower() in (row.name, *row.aliases)),
-            "",
-        )
+        return map_collective_names().get(name.lower(), "")
 
     def ranks(self, printed: int) -> int:
         """The number of ranks of a table: ``printed``, the log's, else (0) the user's (--ranks),
@@ -489,7 +488,7 @@ def _find_collective(name: str) -> str:
     """The collective that whole words of a file's name speak of, "" if none; all_reduce is not
     taken for reduce."""
     text = f"_{re.sub(r'[^a-z]+', '_', name.rpartition('/')[2].lower())}_"
-    names = {word: row.name for row in COLLECTIVES.values() for word in (row.name, *row.aliases)}
+    names = map_collective_names()
     return next(
         (names[word] for word in sorted(names, key=len, reverse=True) if f"_{word}_" in text), ""
     )

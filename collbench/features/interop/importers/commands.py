@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 
-from collbench.core.collectives import COLLECTIVES
+from collbench.core.collectives import map_collective_names
 from collbench.machine import variables
 
 PROGRAM = re.compile(r"(?:^|[\s/])\w+?_perf\w*(?![\w/])")  # not a folder
@@ -20,7 +20,7 @@ LAUNCH = re.compile(rf"(?:^|[\s/;&(])(?:{LAUNCHERS})(?:\.\w+)?\s+(?:[-./~$]|osu_
 TEST = re.compile(r"\W*(\w+?)_perf\w*")  # a program, without the folders it is in
 
 TESTS = {
-    *(name for row in COLLECTIVES.values() for name in (row.name, *row.aliases)),
+    *map_collective_names(),
     *("hypercube", "all_reduce_bias"),  # which collbench has no collective for
 }
 

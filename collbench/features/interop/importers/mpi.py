@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from collbench.core.collectives import COLLECTIVES, Collective
 from collbench.features.interop.importers import (
     FORMATS,
+    NOT_A_ROW,
     Line,
     Reading,
     Table,
@@ -219,7 +220,7 @@ class _Tables(ABC):
         if not size.isdecimal() or (
             not reason and (len(tokens) != len(self._columns) or self._time(values) is None)
         ):
-            self._reading.lost.append((where, "not a row of the table it stands in"))
+            self._reading.lost.append((where, NOT_A_ROW))
             return
         self._add(where, self._test, int(size), values, reason, streaming, cells)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from collbench.core.text import format_count as plural
 from collbench.features.interop.importers import (
+    NOT_A_ROW,
     TYPES,
     Line,
     Reading,
@@ -195,8 +196,8 @@ class _Tables:
             and all(parse_number(t) is not None or t == "N/A" for t in text.split())
         ):
             self._try(self._torn[0], f"{self._torn[1]} {text}")
-        elif self._inside and _looks_like_row(text.split()):
-            self._reading.lost.append((where, "not a row of the table it stands in"))
+        elif self._inside and _is_damaged_row(text.split()):
+            self._reading.lost.append((where, NOT_A_ROW))
         elif PROGRAM.search(text) and (tokens := words_of(text)):
             self._command_line = tokens
 
@@ -497,7 +498,7 @@ def _read_layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
     return _Layout("root" in names, tuple(zip(order, map(tuple, halves), strict=False)), extra)
 
 
-def _looks_like_row(tokens: Sequence[str]) -> bool:
+def _is_damaged_row(tokens: Sequence[str]) -> bool:
     """Whether a line of a table that does not begin as a row is most likely a damaged one: it
     begins with two numbers, or at least half of it are numbers."""
     numbers = [_is_measure(token) for token in tokens]

@@ -241,38 +241,41 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
 def find_skipping(meeting: Meeting, earlier: Iterable[Meeting]) -> Skipping | None:
     """The ranks that skipped calls of their group, None where ``earlier`` meetings do not tell.
 
-    What the others call was called before after the same calls as now. More of these are the same
-    than before what the skipping ranks call: if any are there, a whole iteration of them. And what
-    the skipping ranks call came later then.
+    The calls just before the disagreement are compared with those before earlier occurrences of
+    both calls. The usual call is the one with the longer common run; if the other has one too, the
+    run must span an iteration. The other call must come later in that iteration, and the calls
+    from the usual one up to it are the skipped ones.
     """
     calls = meeting.calls
-    if not meeting.odd or not meeting.is_matched or len({*map(_key, calls.values())}) != 2:
+    if not meeting.odd or not meeting.is_matched or len({*map(identify_call, calls.values())}) != 2:
         return None
     same_group = (m for m in earlier if m.group == meeting.group and m.number < meeting.number)
     earlier = sorted(same_group, key=lambda m: m.number)[-HISTORY:]
     counts: dict[int, dict[int, int]] = {}  # of the same calls before, by rank and place
-    for rank in {_key(call): rank for rank, call in calls.items()}.values():
-        keys = [_key(meeting.calls.get(rank)) for meeting in earlier]
-        places = (at for at, key in enumerate(keys) if key == _key(calls[rank]))
+    for rank in {identify_call(call): rank for rank, call in calls.items()}.values():
+        keys = [identify_call(meeting.calls.get(rank)) for meeting in earlier]
+        places = (at for at, key in enumerate(keys) if key == identify_call(calls[rank]))
         counts[rank] = {at: _count_same(keys, at) for at in places}
     other, usual = sorted(counts, key=lambda rank: max(counts[rank].values(), default=0))
-    least = max(counts[other].values(), default=0)
+    longest_other = max(counts[other].values(), default=0)
     repeated = (
         at
         for at, count in counts[usual].items()
-        if count > least and (least == 0 or count >= len(earlier) - at)
+        if count > longest_other and (longest_other == 0 or count >= len(earlier) - at)
     )
     begin = max(repeated, default=-1)
-    odd = {rank: call for rank, call in calls.items() if _key(call) == _key(calls[other])}
+    other_key = identify_call(calls[other])
+    odd = {rank: call for rank, call in calls.items() if identify_call(call) == other_key}
     after = range(begin + 1, len(earlier))
-    end = next((at for at in after if _key(earlier[at].calls.get(other)) == _key(calls[other])), 0)
+    later = (at for at in after if identify_call(earlier[at].calls.get(other)) == other_key)
+    end = next(later, 0)
     if begin < 0 or not end:
         return None
     left_out = (meeting.calls.get(other) for meeting in earlier[begin:end])
     return Skipping(calls[usual], odd, tuple(call for call in left_out if call))
 
 
-def _key(call: Call | None) -> tuple[object, ...]:
+def identify_call(call: Call | None) -> tuple[object, ...]:
     """By what calls of one line of the program are told from others; nothing for no call."""
     return (call.kind, call.nbytes, call.dtype, call.root, call.source) if call else ()
 

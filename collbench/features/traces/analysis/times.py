@@ -314,23 +314,19 @@ def is_synchronising(meeting: Meeting) -> bool:
 
 
 class Late(NamedTuple):
-    """A rank of a group, in the ``ops`` that no rank leaves before all have come: how often it was
-    the ``last`` one to come, how late it is in the middle of all (``by`` ns after the first), and
-    for how long the one that came before it stood still meanwhile (``cost``; once where it did for
-    several). ``surely``: it is last more often than by chance, and by more than is little. Chance
-    is reckoned by the ``steps`` in which these operations lie, as those of one step depend on each
-    other, and in how many (``last_steps``) it comes last by the sum; by operations where no steps
-    are marked, 0."""
+    """How late a rank of a group comes to the operations that no rank leaves before all have come.
+    Chance is computed over steps where these are marked, because operations of one step depend on
+    each other, else over operations."""
 
     group: Group
     rank: int
-    ops: int
-    last: int
-    by: float
-    cost: int
-    surely: bool
-    steps: int = 0
-    last_steps: int = 0
+    ops: int  # the number of these operations
+    last: int  # the number of them to which the rank came last
+    by: float  # the median time that the rank comes after the first one, ns
+    cost: int  # the time for which the rank that came before it waited, ns, overlaps counted once
+    surely: bool  # whether the rank is last beyond chance, and by an amount that matters
+    steps: int = 0  # the number of steps that have these operations, 0 if none are marked
+    last_steps: int = 0  # the number of steps in which the rank's delays add up to the most
 
 
 def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
@@ -381,7 +377,7 @@ def _find_late(
     took_sums, sums = (_sum_by_step(values, first, steps[ranks[0]]) for values in (took, came))
     last_steps = (sums == sums.max(axis=0)) & (sums > sums.min(axis=0))
     if sums.shape[1]:
-        straggler = stats.find_straggler(took_sums, sums, stats.FEWEST_STEPS)
+        straggler = stats.find_straggler(took_sums, sums, stats.MIN_STEPS)
     else:
         straggler = stats.find_straggler(took, came)
     for at, (rank, by) in enumerate(zip(ranks, stats.measure_lateness(took, starts), strict=True)):

@@ -43,7 +43,7 @@ def make_clock() -> Clock:
     return lambda: time.perf_counter_ns() + offset
 
 
-class Place(NamedTuple):
+class ScriptLine(NamedTuple):
     """The line of the script that warnings are shown at: the one that began the recording."""
 
     file: str
@@ -122,7 +122,7 @@ class Program:
     """What a rank has done so far. What can be written leaves it, so that no more than
     ``MOST_HELD`` calls are in memory."""
 
-    def __init__(self, now: Clock, place: Place) -> None:
+    def __init__(self, now: Clock, place: ScriptLine) -> None:
         self._now, self._place = now, place
         self._warned = False  # that reductions are not known
         self._lock = threading.RLock()  # a signal's handler may come within, and communicate

@@ -68,8 +68,8 @@ from collbench.features.traces.recording.interception import (
     work_of,
 )
 from collbench.features.traces.recording.program import (
-    Place,
     Program,
+    ScriptLine,
     Seen,
     make_clock,
 )
@@ -254,14 +254,14 @@ class Recorder:
             if not self._interception.remove(patience):
                 self.give_up("another thread is within a call, so that hooks stay in place")
             if self._writer is None:
-                self.give_up(self._explain_nothing())
+                self.give_up(self._explain_empty_recording())
         except Exception as e:
             self.give_up(e)
         self.over = True
         self._local = threading.local()  # which holds works of the job
         self._wake.set()
 
-    def _explain_nothing(self) -> str:
+    def _explain_empty_recording(self) -> str:
         """Why the recording ended before it began."""
         if not self._passed:
             return "no iteration ended: is recorder.step() called in each?"
@@ -447,11 +447,13 @@ class Recorder:
             self._program.close(JOIN_S)
 
 
-def _find_script(frame: FrameType | None) -> Place:
+def _find_script(frame: FrameType | None) -> ScriptLine:
     """The innermost line that is not collbench's."""
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back:
         frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno) if frame else Place("script", 1)
+    return (
+        ScriptLine(frame.f_code.co_filename, frame.f_lineno) if frame else ScriptLine("script", 1)
+    )
 
 
 def _describe_rank(device: str) -> RankTrace:

@@ -67,8 +67,8 @@ def _describe_silent(hang: Hang) -> str:
     crashed, lacking = ("they", "their files are") if plural else ("it", "its file is")
     return (
         f"there is no trace of {in_words(hang.culprits)}, and {_describe_waiting(front)} in"
-        f" {describe_operation(front)}{_describe_since(front)}: {crashed} crashed, maybe by"
-        f" another rank's fault, or {lacking} not among these"
+        f" {describe_operation(front)}{_describe_since(front)}: {crashed} crashed, perhaps"
+        f" after another rank failed, or {lacking} not among these"
     )
 
 
@@ -97,7 +97,7 @@ def describe_skipped(ranks: Sequence[int], calls: Sequence[Call], group: Group) 
     line = f" ({calls[0].source})" if calls[0].source else ""
     more = f" and {format_count(len(calls) - 1, 'call')} after it" if len(calls) > 1 else ""
     call = describe_call(calls[0], group)
-    return f": {in_words(ranks)} skipped {call}{line}{more}, going by earlier calls"
+    return f": {in_words(ranks)} skipped {call}{line}{more}, judging by the order of earlier calls"
 
 
 def _describe_unequal(hang: Hang) -> str:

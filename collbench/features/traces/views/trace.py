@@ -41,7 +41,7 @@ from collbench.show.document import (
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
 SHORT = 3  # groups on which ranks lack operations that the headline names
-OFTEN = 0.75  # of iterations or operations: a rank that is last to fewer is not spoken of
+MIN_LAST_SHARE = 0.75  # of iterations or operations: a rank that is last to fewer is not spoken of
 SUSPECT = 0.1  # of the time traced: what waiting for a rank costs before it is spoken of
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
 MORE = (
@@ -104,7 +104,7 @@ def make_headline(verdict: Judged) -> Headline:
         message, weight = _describe_disagreement(verdict)
         return Headline("; ".join([message, *files]), weight)
     if not verdict.communicates or verdict.is_mostly_lost:
-        return Headline("; ".join([_explain_nothing(verdict), *files]), "notice")
+        return Headline("; ".join([_explain_no_operation(verdict), *files]), "notice")
     message, weight = _describe_fine(verdict)
     if verdict.is_complete:
         return Headline(message, weight)
@@ -146,7 +146,7 @@ def _describe_disagreement(verdict: Judged) -> Headline:
     return Headline(f"ranks seem to disagree on operation {where}: {doubt}", "notice")
 
 
-def _explain_nothing(verdict: Judged) -> str:
+def _explain_no_operation(verdict: Judged) -> str:
     """The reason why no operation of the trace is known."""
     losses = (loss for rank in verdict.trace.ranks for loss in rank.lost)
     if verdict.lost:
@@ -244,8 +244,12 @@ def _describe_suspect(verdict: Judged) -> str:
     traced = _measure_traced(verdict)
     for late in verdict.late:
         share = late.last_steps / late.steps if late.steps else late.last / late.ops
-        enough = stats.samples_to_name(len(late.group.ranks), share) if late.steps else stats.NAMING
-        if share < OFTEN or (late.steps or late.ops) >= enough:
+        enough = (
+            stats.count_samples_to_name(len(late.group.ranks), share)
+            if late.steps
+            else stats.NAMING
+        )
+        if share < MIN_LAST_SHARE or (late.steps or late.ops) >= enough:
             continue
         if late.cost > SUSPECT * traced > 0:
             marked = f", in {late.last_steps} of {late.steps} iterations" if late.steps else ""
@@ -444,7 +448,7 @@ def _late_table(verdict: Judged) -> Table:
         lines=lines,
         note="only operations that no rank leaves before all have come; behind: the first to come;"
         " costs: time that the rank before it waited for this rank (from"
-        f" {basis}); ranks that are surely late first, then by costs",
+        f" {basis}); ranks late beyond chance come first, then by costs",
     )
 
 

@@ -102,8 +102,8 @@ def test_the_moment_is_random_unless_it_is_said(at: str) -> None:
         ({"sizes": "1"}, ">= 4"),
         ({"sizes": "9999G"}, "<= "),
         ({"collective": "scan"}, "scan"),
-        ({"inject": "corrupt:1"}, "corrupt"),
-        ({"inject": "late:1:5ms", "kill": 1}, "late"),
+        ({"inject": "late:1:5ms,corrupt:1"}, "--inject corrupt: lifecycle plants only late faults"),
+        ({"inject": "late:1:5ms", "kill": 1}, "--inject late has no effect with --kill"),
         ({"timeout": 1e9}, "86400"),
     ],
 )

@@ -155,7 +155,7 @@ def test_mpi_is_not_started_by_an_mpirun_of_one_host_for_ranks_of_two() -> None:
 
 
 def test_a_suite_plants_no_fault_in_a_life_but_a_late_rank() -> None:
-    with pytest.raises(CannotRun, match="--inject corrupt:1: a life can only be late"):
+    with pytest.raises(CannotRun, match="--inject corrupt: lifecycle plants only late faults"):
         run_life("gloo", ["a", "a"], [None, {}], inject="corrupt:1")
 
 

@@ -163,10 +163,8 @@ def test_a_short_buffer_is_one_chunk_of_a_ring_where_a_longer_one_is_all_of_it(
 def test_a_longer_buffer_in_another_place_tells_nothing_of_a_short_one() -> None:
     inside = replace(ONE_ELEMENT, in_place=True, varied=True)
     kept, reason = result("order=ring", ONE_ELEMENT, inside, size_order(64, *RING))
-    why = (
-        "4 B, in place: too short for more than one chunk: larger sizes were placed otherwise only"
-    )
-    assert (kept, reason) == (None, f"{why}; --place in --shift 0 asks all so")
+    why = "4 B, in place: too short for more than one chunk, and no larger size has this placement"
+    assert (kept, reason) == (None, f"{why}; --place in --shift 0 gives it to all sizes")
 
 
 def test_a_short_buffer_alone_asks_for_a_larger_size() -> None:

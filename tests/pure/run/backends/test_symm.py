@@ -297,6 +297,7 @@ def test_what_symm_lacks_here_is_known_before_ranks_start(monkeypatch: pytest.Mo
     monkeypatch.setattr(symm.util, "find_spec", lambda name: name)
     machine = refusal.this_machine(["symm"])
     assert "backend symm needs a GPU that torch can use" in machine.absent["symm"]
+    assert "shm runs on CPUs, and symm does with TRITON_INTERPRET=1" in machine.absent["symm"]
     ring = msgspec.structs.replace(case, algorithm="ring", env=(("TRITON_INTERPRET", "1"),))
     assert refusal.refuse_case(ring, Policy(), machine) == ""
     monkeypatch.setenv("TRITON_INTERPRET", "1")

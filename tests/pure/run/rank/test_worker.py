@@ -230,5 +230,5 @@ def test_a_trial_that_never_asks_for_the_faults_of_inject_gets_no_time(
     bench = Bench(0, [0], made._backend, Control(0, 1), board, made._policy, "barrier", None)
     job = Job(RIGHT, 1, "hot")
     (record,) = without_pause(made._measured(job, bench, AboutCase(0, "", inject)))
-    told = "--inject planted nothing" in record.note
+    told = "cases do not support --inject; leave it out" in record.note
     assert (record.status, told) == ("failed", bool(inject) and not asks)

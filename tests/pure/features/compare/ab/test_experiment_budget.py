@@ -74,12 +74,12 @@ def test_rows_dropped_for_a_budget_are_named_after_it_in_every_medium(
     found = json.loads(files[1].read_text())
     (skipped,) = found["skipped"]
     assert skipped["dropped"] and skipped["label"].endswith("64 MiB")
-    enough = re.findall(r"--budget (\S+) holds", skipped["reason"])[0]
+    enough = re.findall(r"--budget (\S+) is enough", skipped["reason"])[0]
     for text in (printed, page, comment):
-        assert f"--budget {enough} holds" in text and "64 MiB" in text
+        assert f"--budget {enough} is enough" in text and "64 MiB" in text
     suite = ElementTree.fromstring(files[3].read_text())[0]
     reasons = [case.get("message", "") for case in suite.iter("skipped")]
-    assert any(f"--budget {enough} holds" in reason for reason in reasons)
+    assert any(f"--budget {enough} is enough" in reason for reason in reasons)
     assert (found["rows_total"], len(found["rows"])) == (2, 1)
     experiment(tmp_path, **SAME, budget=enough)
     assert all(record.status != "skipped" for side in sides() for record in side.records)
@@ -111,8 +111,8 @@ def test_a_suspicion_needs_a_second_stage_however_far_the_first_scatters(
     monkeypatch.setattr(paired, "count_lacking_pairs", lambda *of: lacking)
     experiment(tmp_path, budget="5s", tau="5%")
     text = " ".join(capsys.readouterr().out.split())
-    assert "the undecided row needs about 12 more pairs (6 s); --budget 10s suffices" in text
-    assert "too short for 12 pairs; --budget 10s holds all suspected rows" in text
+    assert "the undecided row needs about 12 more pairs (6 s); --budget 10s is enough" in text
+    assert "too short for 12 pairs; --budget 10s is enough for all suspected rows" in text
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_budget_that_ends_rounds_of_an_open_row_is_told_in_every_medium(
     note = json.loads(files[1].read_text())["notes"][0]
     assert re.fullmatch(
         r"rounds ended: \d+ s of --budget 60s were left, and the undecided row needs about 400"
-        r" more pairs \(200 s\), and 6 s to confirm a change; --budget 5m suffices",
+        r" more pairs \(200 s\), and 6 s to confirm a change; --budget 5m is enough",
         note,
     )
     for text in (capsys.readouterr().out, files[0].read_text(), files[2].read_text()):
@@ -143,7 +143,7 @@ def test_the_fastest_of_several_open_rows_is_told(tmp_path: Path) -> None:
     experiment(tmp_path, **SAME, out=[tmp_path / "x.json"])
     note = json.loads((tmp_path / "x.json").read_text())["notes"][0]
     assert "of the default --budget 300s were left, and the fastest of 2 undecided rows" in note
-    assert note.endswith("suffices for all")
+    assert note.endswith("is enough for all")
 
 
 @pytest.mark.usefixtures("costly", "undecided")
@@ -224,7 +224,7 @@ def test_a_dry_run_promises_no_more_than_its_budget(
     text = " ".join(capsys.readouterr().out.split())
     assert expected.seconds <= budget
     assert [row.jobs["base"].case.nbytes for row in expected.dropped] == [LARGE] * (budget <= 180)
-    enough = re.findall(r"--budget (\S+) holds all rows", text)
+    enough = re.findall(r"--budget (\S+) is enough for all rows", text)
     assert bool(enough) == bool(expected.dropped)
     if enough:
         made.clear()

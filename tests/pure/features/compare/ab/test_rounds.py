@@ -133,7 +133,7 @@ def test_the_dearest_rows_are_dropped_where_time_does_not_suffice_for_all(
 
 
 @pytest.mark.parametrize(
-    ("in_all", "hint"), [(240.0, "; --budget 5m suffices"), (9e6, "more pairs (180 s)")]
+    ("in_all", "hint"), [(240.0, "; --budget 5m is enough"), (9e6, "more pairs (180 s)")]
 )
 def test_no_budget_of_days_is_advised(in_all: float, hint: str) -> None:
     short = Shortfall(1, 89.5, 180.0, 0.0, -0.5, in_all)

@@ -440,7 +440,7 @@ def few() -> Document:
     """A comparison with 2 of 5 rows decided, one of which was dropped for its budget."""
     rows = [judged("SAME", case=sized(4 << i)) for i in range(2)]
     rows += [judged("INCONCLUSIVE", 0.3, 0.5, case=sized(64)), judged("SUSPECT", 0.3)]
-    reason = "dropped for --budget 60s: too short for 8 pairs; --budget 3m holds all rows"
+    reason = "dropped for --budget 60s: too short for 8 pairs; --budget 3m is enough for all rows"
     large = sized(4 << 20)
     dropped = LeftOut(key=large.key, case=large, reason=reason, dropped=True)
     absent = LeftOut(key=sized(16).key, case=sized(16), reason="skipped on both sides; no form")
@@ -895,7 +895,7 @@ def test_reasons_that_differ_in_the_collective_only_are_one() -> None:
 
 def test_a_plan_names_rows_that_its_budget_drops() -> None:
     blocks = describe_plan(
-        [(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s holds all rows"
+        [(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s is enough for all rows"
     )
     text = terminal.render_text(Document(title="", brief=blocks), 100)
     assert "1 row dropped for --budget 1s" in text and "(1 MiB)" in text

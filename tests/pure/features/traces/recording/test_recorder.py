@@ -26,7 +26,7 @@ from collbench.features.traces.types import Call, Lost, RankTrace
 
 RANKS = 8
 X = torch.ones(1)
-PLACE = recorded.Place(__file__, 1)
+PLACE = recorded.ScriptLine(__file__, 1)
 
 
 @pytest.fixture(autouse=True, scope="module")

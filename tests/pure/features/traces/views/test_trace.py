@@ -55,8 +55,8 @@ def test_one_that_waits_is_named() -> None:
 def test_a_rank_without_a_trace_may_have_crashed() -> None:
     assert words(USUAL, None, USUAL) == (
         "there is no trace of rank 1, and ranks 0,2 wait in all_reduce #2 of 4 MiB float on world"
-        " (0-2) since 08:03:07 UTC: it crashed, maybe by another rank's fault, or its file is"
-        " not among these"
+        " (0-2) since 08:03:07 UTC: it crashed, perhaps after another rank failed, or its file"
+        " is not among these"
     )
 
 
@@ -79,7 +79,8 @@ def test_the_rank_that_skipped_a_call_is_told_with_its_line() -> None:
     whole, skipping = [a, b, a, b, ("all_reduce", {**a[1], **IN, "nbytes": 4})], [a, b, a, b, b]
     assert words(calls_of(*whole), calls_of(*skipping)) == (
         "rank 1 called all_reduce of 8 B float as #5 on world (0,1), where rank 0 called all_reduce"
-        " of 4 B float: rank 1 skipped all_reduce of 4 B float (a:1), going by earlier calls"
+        " of 4 B float: rank 1 skipped all_reduce of 4 B float (a:1), judging by the order of"
+        " earlier calls"
     )
 
 
@@ -91,7 +92,7 @@ def test_the_rank_that_skipped_a_call_is_told_where_no_call_has_a_state() -> Non
     assert verdict.disagree
     assert view.make_headline(verdict).text == (
         "ranks disagree on operation #5 of world (0,1): rank 1 skipped all_reduce of 4 B float"
-        " (a:1), going by earlier calls"
+        " (a:1), judging by the order of earlier calls"
     )
 
 
