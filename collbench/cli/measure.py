@@ -58,6 +58,7 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
 
 def _announce_budget(prepared: Prepared, budget: float) -> None:
     """Says what a budget does to these cases: how they share it, and which it would drop."""
+    from collbench.core.backend_info import backend_info
     from collbench.run import plan
     from collbench.run.pace import budget_for, estimate_drops
     from collbench.show.views.run_table import name_cases
@@ -67,7 +68,9 @@ def _announce_budget(prepared: Prepared, budget: float) -> None:
         " where six samples of each do not fit, the costliest are dropped and named"
     )
     policy = prepared.suite.policy
-    dropped, enough = estimate_drops(plan.plan_worlds(prepared.jobs, policy), budget, policy)
+    worlds = plan.plan_worlds(prepared.jobs, policy)
+    measured = [world for world in worlds if backend_info(world.backend).launch != "none"]
+    dropped, enough = estimate_drops(measured, budget, policy)
     if dropped:
         least = "at least " * (len(dropped) < len(prepared.cases))
         print_message(

@@ -17,7 +17,7 @@ from collbench.cli import outputs, parameters
 from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES, Collective, find_collective
-from collbench.core.errors import UsageError
+from collbench.core.errors import CannotRun, UsageError
 from collbench.core.paths import NAMES as PATHS
 from collbench.core.paths import expand_path, list_card_names, strip_preset
 from collbench.core.text import print_message, suggest_name
@@ -496,8 +496,11 @@ def find_subject(what: str, names: Iterable[str]) -> str | Path:
     except UsageError:
         try:
             return store.find_run(what)
-        except UsageError as e:
-            hint = suggest_name(what, COLLECTIVES) or f"one of {', '.join(names)}"
+        except (UsageError, CannotRun) as e:
+            hint = suggest_name(what, COLLECTIVES)
+            if isinstance(e, CannotRun) and not hint:
+                raise
+            hint = hint or f"one of {', '.join(names)}"
             raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 

@@ -128,7 +128,12 @@ def find_run(name: str, running: bool = False) -> Path:
         if called == "@last" and not running:
             matching = _without_running(name, steps_back, runs)
         if steps_back < len(matching):
-            return matching[-1 - steps_back]
+            found = matching[-1 - steps_back]
+            newer = [path for path in _list_unreadable(runs) if path > found]
+            if newer and _may_be_tag(called) and not found.stem.startswith(called):
+                error = _make_unreadable_error(newer, len(runs), f"{name} is {run_name(found)}; ")
+                print_message(f"{error.message}, and may be {called}, too", error.hint)
+            return found
         if matching:
             only = format_count(len(matching), "run")
             raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
@@ -148,7 +153,7 @@ def find_run(name: str, running: bool = False) -> Path:
         )
     if name.endswith((".html", ".md")):
         raise UsageError(f"no run called '{name}'", f"a file to write is given by -o: -o {name}")
-    if unreadable := _list_unreadable(runs):
+    if _may_be_tag(stem or name) and (unreadable := _list_unreadable(runs)):
         raise _make_unreadable_error(unreadable, len(runs), f"no run called '{name}', but ")
     raise UsageError(
         f"no run called '{name}'",
@@ -191,6 +196,11 @@ def _match_names(name: str, runs: Sequence[Path]) -> list[Path]:
     by_end = [path for path in runs if path.stem.endswith(name)]
     by_tag = [] if by_id else [path for path in runs if _read_tag(path) == name]
     return by_id or by_tag or (by_end if len(by_end) == 1 else [])
+
+
+def _may_be_tag(name: str) -> bool:
+    """Whether only what a run's file says can tell whether it has this name: it is no path."""
+    return not name.startswith("@") and "/" not in name and not name.endswith(".jsonl")
 
 
 def _read_tag(path: Path) -> str:

@@ -329,6 +329,8 @@ class LossTrial(_Watcher):
     def run(self) -> Blocks:
         """One loss, and what became of the ranks that were left."""
         bench, loss = self._bench, self._loss
+        if bench.policy.inject:
+            raise CannotRun("--inject has no effect on the loss of a rank", "leave --inject out")
         if not self._one_host:
             raise CannotRun(
                 "the loss of a rank is timed by one host's clock, and these ranks are on several",

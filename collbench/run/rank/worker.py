@@ -47,7 +47,13 @@ from collbench.run.rank.control import LONG, Control, batch_store_requests
 from collbench.run.rank.cores import Cores, settle_cores
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.measure import Steps, clock
-from collbench.run.rank.outcome import AboutCase, CaseOutcome, FailedCase, SkippedCase, record_of
+from collbench.run.rank.outcome import (
+    AboutCase,
+    CaseOutcome,
+    FailedCase,
+    SkippedCase,
+    record_of,
+)
 from collbench.run.rank.stream import assert_ordered
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
@@ -456,7 +462,8 @@ class Worker:
         bench = bench._replace(on_fault_query=partial(queries.append, True))
         trial = runner_of(case).make_trial(bench, job, self._sites, emit)
         outcomes = yield from trial.run()
-        if self._policy.inject and not queries:
+        has_reason = any(isinstance(outcome, FailedCase | SkippedCase) for outcome in outcomes)
+        if self._policy.inject and not (queries or has_reason):
             outcomes = [FailedCase(FAULTS_UNSUPPORTED.format(case.table.noun))] * len(case.siblings)
         return self._records(case, outcomes, tried)
 

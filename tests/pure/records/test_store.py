@@ -646,6 +646,33 @@ def test_a_tag_that_no_readable_run_has_may_be_that_of_another(
         store.find_run("mine")
 
 
+@pytest.mark.parametrize("name", ["nigth/r01.jsonl", "r01.jsonl"])
+def test_a_path_is_never_that_of_a_run_that_cannot_be_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run_file.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x")).close()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match=f"no run called '{name}'"):
+        store.find_run(name)
+
+
+@pytest.mark.parametrize(("unreadable", "told"), [("2-y", True), ("0-w", False)])
+def test_a_newer_run_that_cannot_be_read_may_have_the_tag_too(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unreadable: str,
+    told: bool,
+) -> None:
+    for stem in ("1-x", unreadable):
+        run = msgspec.structs.replace(factories.run(stem), tag="main")
+        run_file.Writer(home / "runs" / f"{stem}.jsonl", run).close()
+    monkeypatch.setattr(os, "access", lambda path, _: unreadable not in str(path))
+    monkeypatch.setattr(store, "_read_tag", lambda path: "main" if "1-x" in path.name else "")
+    assert store.find_run("main").stem == "1-x"
+    assert ("and may be main, too" in capsys.readouterr().err) == told
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_folder_given_as_a_run_is_said_to_be_one(home: Path, tmp_path: Path, saved: bool) -> None:
     if saved:

@@ -63,10 +63,10 @@ def list_runs(names: Sequence[str]) -> list[Path]:
         else:
             try:
                 paths.append(store.find_run(name))
-            except UsageError as e:
+            except (UsageError, CannotRun) as e:
                 if name.startswith("@") or "~" in name:
                     raise
-                raise UsageError(f"{name}: no such folder, file or run", SAVE) from e
+                raise UsageError(f"{name}: no such folder, file or readable run", SAVE) from e
     return list(dict.fromkeys(paths))
 
 

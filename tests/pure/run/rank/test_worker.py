@@ -23,7 +23,7 @@ from collbench.run.rank.bench import Bench
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import Cores
 from collbench.run.rank.measure import Steps
-from collbench.run.rank.outcome import AboutCase, FailedCase
+from collbench.run.rank.outcome import AboutCase, CaseOutcome, FailedCase, WrongData
 from collbench.run.rank.worker import Place, Worker
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -202,27 +202,28 @@ def test_nccl_refuses_by_its_own_code_not_by_what_cuda_said(message: str, refuse
 
 
 class Asking:
-    """A trial, and its runner: without a time, it asks for planted faults or does not."""
+    """A trial, and its runner, with this outcome; it asks for planted faults or does not."""
 
-    def __init__(self, asks: bool) -> None:
-        self._asks = asks
+    def __init__(self, asks: bool, outcome: CaseOutcome) -> None:
+        self._asks, self._outcome = asks, outcome
 
     def make_trial(self, bench: Bench, *_: object) -> Asking:
         if self._asks:
             bench.planted()
         return self
 
-    def run(self) -> Steps[list[FailedCase]]:
+    def run(self) -> Steps[list[CaseOutcome]]:
         yield
-        return [FailedCase("no samples")]
+        return [self._outcome]
 
 
+@pytest.mark.parametrize("outcome", [WrongData(1, "wrong"), FailedCase("no samples")])
 @pytest.mark.parametrize("inject", ["", "corrupt:1"])
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_trial_that_never_asks_for_the_faults_of_inject_gets_no_time(
-    monkeypatch: pytest.MonkeyPatch, asks: bool, inject: str
+    monkeypatch: pytest.MonkeyPatch, asks: bool, inject: str, outcome: CaseOutcome
 ) -> None:
-    monkeypatch.setattr(worker, "runner_of", lambda case: Asking(asks))
+    monkeypatch.setattr(worker, "runner_of", lambda case: Asking(asks, outcome))
     made: Any = Worker.__new__(Worker)
     made._policy, made.setup, made._sites = Policy(inject=inject), Place(0, 2, 0, 2, "local"), None
     made._backend = Base()
@@ -231,4 +232,6 @@ def test_a_trial_that_never_asks_for_the_faults_of_inject_gets_no_time(
     job = Job(RIGHT, 1, "hot")
     (record,) = without_pause(made._measured(job, bench, AboutCase(0, "", inject)))
     told = "cases do not support --inject; leave it out" in record.note
-    assert (record.status, told) == ("failed", bool(inject) and not asks)
+    is_replaced = bool(inject) and not asks and isinstance(outcome, WrongData)
+    assert told == is_replaced
+    assert is_replaced or record.note in ("wrong", "no samples")

@@ -632,7 +632,10 @@ def test_an_empty_folder_is_no_verdict(name: str, said: Said, tmp_path: Path) ->
 
 def test_a_missing_folder_is_called_one(said: Said, tmp_path: Path) -> None:
     code, _, error = said(str(tmp_path / "absent"))
-    assert (code, f"{tmp_path / 'absent'}: no such folder, file or run" in error) == (2, True)
+    assert (code, f"{tmp_path / 'absent'}: no such folder, file or readable run" in error) == (
+        2,
+        True,
+    )
 
 
 def test_a_finding_names_the_median(said: Said, tmp_path: Path) -> None:
