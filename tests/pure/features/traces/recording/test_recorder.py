@@ -213,6 +213,18 @@ def test_a_call_that_raises_an_error_is_none(
     assert found.lost == (Lost("all_reduce raised ValueError, which is no call"),)
 
 
+def test_a_call_that_raises_an_error_is_none_where_the_job_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(2))
+        with monkeypatch.context() as patched, pytest.raises(ValueError, match="planted"):
+            patched.setattr(_Onward, "__call__", raises)
+            dist.all_reduce(torch.ones(1))
+        (tmp_path / "killed").write_bytes((tmp_path / own.file_name(0)).read_bytes())
+    assert [call.nbytes for call in own.read_rank(tmp_path / "killed").calls] == [8]
+
+
 def test_a_call_that_raises_an_error_after_it_waited_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
