@@ -184,18 +184,22 @@ class Program:
     def take_back(self, call: Seen, error: str) -> list[Line]:
         """Forget a call that raised an error instead of being made: no other rank sees anything of
         it. Returns the lines to write, so that the file of a job that is killed later does not have
-        it as begun."""
-        lines: list[Line] = []
+        it as begun. It stays where another thread has made a later collective of its group, which
+        has the next number."""
         with self._lock:
+            self.lose(f"{call.fields['kind']} raised {error}, which is no call", calls=0)
             call.pending, call.done = False, True
-            if self._calls and self._calls[-1] is call:  # else another thread has gone on
+            group, number = call.fields["group"], call.fields.get("number", -1)
+            if number >= 0 and self._numbers[group] > number + 1:
+                return []
+            if number >= 0:
+                self._numbers[group] = number
+            if self._calls and self._calls[-1] is call:
                 self._calls.pop()
                 self._count -= 1
-                if "number" in call.fields:
-                    self._numbers[call.fields["group"]] -= 1
-                lines.append(own.Note(back=(call.index, call.begun)))
-            self.lose(f"{call.fields['kind']} raised {error}, which is no call", calls=0)
-        return lines
+            else:  # another thread has gone on: a mark keeps the place
+                call.fields = {"kind": "mark"}
+            return [own.Note(back=(call.index, call.begun))]
 
     def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
         """A wait for these calls."""
