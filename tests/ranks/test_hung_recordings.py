@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +24,8 @@ LIMIT_S = 60
 
 def job(rank: int, port: int, folder: Path) -> None:
     """Rank 1 calls late what others have begun when their recording is closed; then it raises
-    instead of calling what they wait in until they have no patience; then it sleeps instead."""
+    instead of calling what they wait in until they have no patience; then it sleeps instead, after
+    a call that Gloo refuses at once."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
     import torch.distributed as dist
@@ -56,6 +58,8 @@ def job(rank: int, port: int, folder: Path) -> None:
     dist.all_reduce(torch.ones(4))
     if rank != GUILTY:
         dist.all_reduce(data)
+    with suppress(RuntimeError):
+        dist.all_gather([torch.ones(1)] * RANKS, data)  # of other sizes
     time.sleep(LIMIT_S)
 
 

@@ -49,9 +49,8 @@ def test_the_rank_that_skipped_a_call_is_named_though_a_rank_is_aborted(
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)["hang"]
     assert (told["cause"], told["ranks"]) == ("other", [guilty])
-    assert (
-        f"rank {guilty} skipped all_reduce of 32 B float (test_skipped_calls.py:" in told["words"]
-    )
+    assert f": rank {guilty} called all_reduce of 16 KiB float" in told["words"]
+    assert "once more, or skipped all_reduce of 32 B float (test_skipped_calls.py:" in told["words"]
 
 
 if __name__ == "__main__":

@@ -35,11 +35,13 @@ HISTORY = 1000  # calls before the one that differs, whose order tells which was
 
 class Skipping(NamedTuple):
     """Ranks that skipped calls of their group: what they call where others call ``usual``, by rank,
-    and the calls that they skipped, in their order."""
+    and the calls that they skipped, in their order. ``repeats``: what they call is what they called
+    just before, so that they may have called it once more instead."""
 
     usual: Call
     odd: Mapping[int, Call]
     calls: tuple[Call, ...]
+    repeats: bool
 
 
 class Front(NamedTuple):
@@ -50,9 +52,9 @@ class Front(NamedTuple):
     tell. ``odd`` are calls that do not fit the others'. ``before`` is the number that all
     completed last, -1 where there is none. ``since_ns`` is when the first of those waiting
     called it, -1 if not told. ``skipped`` are calls that the odd ranks left out, where calls
-    before show their order. ``unequal`` are blocks of which sender and receiver have different
-    sizes; where no blocks are told, ``sizes_differ`` if ranks differ in the size of the
-    exchange."""
+    before show their order, if they did not call once more what they called just before
+    (``repeats``). ``unequal`` are blocks of which sender and receiver have different sizes;
+    where no blocks are told, ``sizes_differ`` if ranks differ in the size of the exchange."""
 
     group: Group
     number: int
@@ -69,6 +71,7 @@ class Front(NamedTuple):
     unequal: tuple[Block, ...] = ()
     sizes_differ: bool = False
     skipped: tuple[Call, ...] = ()
+    repeats: bool = False
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -232,8 +235,8 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
             skipping = find_skipping(meeting, ordered)
             if skipping is None:
                 return front
-            call, odd, skipped = skipping
-            return front._replace(call=call, odd=odd, skipped=skipped)
+            call, odd, skipped, repeats = skipping
+            return front._replace(call=call, odd=odd, skipped=skipped, repeats=repeats)
         before = meeting.number
     return None
 
@@ -272,7 +275,11 @@ def find_skipping(meeting: Meeting, earlier: Iterable[Meeting]) -> Skipping | No
     if begin < 0 or not end:
         return None
     left_out = (meeting.calls.get(other) for meeting in earlier[begin:end])
-    return Skipping(calls[usual], odd, tuple(call for call in left_out if call))
+    repeats = all(
+        identify_call(earlier[-1].calls.get(rank)) == identify_call(call)
+        for rank, call in odd.items()
+    )
+    return Skipping(calls[usual], odd, tuple(call for call in left_out if call), repeats)
 
 
 def identify_call(call: Call | None) -> tuple[object, ...]:

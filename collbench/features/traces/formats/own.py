@@ -1,6 +1,6 @@
 """collbench's own format of traces, which ``collbench.record`` writes: a file of JSON lines a rank.
 
-The first line is ``{"collbench_trace":1, ...}`` with what is known of the rank from the start
+The first line is ``{"collbench_trace":2, ...}`` with what is known of the rank from the start
 (``RankTrace`` without calls). Each line after it is a call, in the order of the program, or a note:
 an iteration, a group that was made later, a call that was begun, calls that are lost, the end. What
 is there is whole: a job that was interrupted leaves what it had, without an end, which the reader
@@ -45,6 +45,7 @@ from collbench.survive.encoding import encode_json
 
 FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
+VERSION = 2  # of the format, in the first line; the reader takes earlier ones, too
 MOST_CALLS = 2_000_000  # of a rank
 LONGEST = 1000  # characters of a string
 ONE_JOB = "give files of one job; an earlier one may have left its own in the folder"
@@ -75,7 +76,8 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     people call it, calls that are lost, the end of a call that was written before it ended
     (``late``, with its place, -1 where it was only begun to be waited for, and the ``peer`` of a
     message), a call that is ``begun``, with its place, which is written before the library has it
-    and counts where the job crashed before the call was written, ``until`` when all calls are in
+    and counts where the job crashed before the call was written, one that was taken ``back`` as it
+    raised an error, with its place and when it was issued as begun, ``until`` when all calls are in
     the file, or when the recording ``ended``; ``broken``: because the job did, or by an error;
     ``fake``: the rank's GPU is one."""
 
@@ -87,6 +89,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     late: tuple[Whole, Known] | None = None
     peer: Known = -1
     begun: tuple[Whole, Call] | None = None
+    back: tuple[Whole, Known] | None = None
     until: Known | None = None
     ended: Known | None = None
     broken: bool = False
@@ -94,7 +97,11 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 
 class _Head(RankTrace, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    collbench_trace: Literal[1]
+    collbench_trace: Literal[1, 2]
+
+
+class _Version(msgspec.Struct):
+    collbench_trace: int = 0
 
 
 def file_name(rank: int) -> str:
@@ -121,13 +128,14 @@ class Writer:
         self._path = path.absolute()  # the job may go to another folder
         self._file = files.open_private(path)
         head = encode_json(replace(about, calls=())).decode()
-        self._file.write(f"{{{MARK}:1,{head[1:]}\n")
+        self._file.write(f"{{{MARK}:{VERSION},{head[1:]}\n")
         self._file.flush()
 
     def write(self, lines: Iterable[Call | Note]) -> None:
-        """Write these lines and hand them to the operating system."""
-        with self._lock:
-            self._return_to_its_path()
+        """Write these lines and hand them to the operating system. One thread does."""
+        if self._is_removed():  # asked without the lock: others append while the look stalls
+            with self._lock:
+                self._write_anew()
         self.append(lines)
 
     def append(self, lines: Iterable[Call | Note]) -> None:
@@ -137,24 +145,24 @@ class Writer:
             self._file.write(text)
             self._file.flush()
 
-    def _return_to_its_path(self) -> None:
-        """Write what was recorded so far to the path again if the file there was removed. Raises
-        FileExistsError where another file is in its place."""
-        number = self._file.fileno()
-        opened = os.fstat(number)
-        if not stat.S_ISREG(opened.st_mode):
-            return
+    def _is_removed(self) -> bool:
+        """Whether the file is at its path no more. Raises FileExistsError where another file is in
+        its place."""
+        opened = os.fstat(self._file.fileno())
         try:
-            if os.path.samestat(self._path.stat(), opened):
-                return
+            if not stat.S_ISREG(opened.st_mode) or os.path.samestat(self._path.stat(), opened):
+                return False
         except FileNotFoundError:
-            content = Path(f"/proc/self/fd/{number}").read_text(encoding="utf-8")
-            files.make_folder(self._path.parent)
-            self._file.close()
-            self._file = files.open_private(self._path, os.O_EXCL)
-            self._file.write(content)
-        else:
-            raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
+            return True
+        raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
+
+    def _write_anew(self) -> None:
+        """Write what was recorded so far to the path again."""
+        content = Path(f"/proc/self/fd/{self._file.fileno()}").read_text(encoding="utf-8")
+        files.make_folder(self._path.parent)
+        self._file.close()
+        self._file = files.open_private(self._path, os.O_EXCL)
+        self._file.write(content)
 
     def close(self) -> None:
         """Close the file."""
@@ -298,14 +306,12 @@ class _Reader:
         where = f"{self._path}, line {number}"
         try:
             if self.head is None:
-                self.head = self._begun(where, msgspec.json.decode(raw, type=_Head))
+                self.head = self._begun(where, raw)
             elif self.CALL.match(raw):
                 self._unwritten.pop(len(self._calls), None)
                 self._calls.append(self._checked(where, self._call.decode(raw)))
-            elif begun := (note := self._note.decode(raw)).begun:
-                self._unwritten[begun[0]] = where, begun[1]
             else:
-                self._notes.append(note)
+                self._take_note(where, self._note.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             if self.head is not None and not raw.endswith(b"\n"):
                 self.cut = f"line {number:,}"
@@ -314,9 +320,27 @@ class _Reader:
         if len(self._calls) > MOST_CALLS:
             raise UsageError(f"{where}: more than {MOST_CALLS:,} calls", "record fewer steps")
 
+    def _take_note(self, where: str, note: Note) -> None:
+        if note.begun:
+            self._unwritten[note.begun[0]] = where, note.begun[1]
+        elif note.back:
+            place, issued = note.back
+            if place in self._unwritten and self._unwritten[place][1].issued_ns == issued:
+                del self._unwritten[place]  # else another thread's call has the place by now
+        else:
+            self._notes.append(note)
+
     @staticmethod
-    def _begun(where: str, head: _Head) -> _Head:
+    def _begun(where: str, raw: bytes) -> _Head:
         """The first line of a file, checked. Raises UsageError."""
+        version = msgspec.json.decode(raw, type=_Version).collbench_trace
+        if version > VERSION:
+            raise UsageError(
+                f"{where}: recorded in format {version} by a newer collbench: this one reads"
+                f" formats up to {VERSION}",
+                "read it with the collbench that recorded it, or a newer one",
+            )
+        head = msgspec.json.decode(raw, type=_Head)
         if not head.rank < head.world <= MOST_RANKS:
             rank_phrase = f"rank {head.rank} of {head.world} is not possible"
             raise UsageError(

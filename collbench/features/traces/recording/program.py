@@ -58,10 +58,11 @@ class ScriptLine(NamedTuple):
 class Seen:
     """A call or a wait at its place in the trace, from when it was issued until it is written.
     ``work`` is kept until it is waited for. ``pending``: when it ends will be seen. ``state`` is as
-    it was written last."""
+    it was written last, ``begun`` when it was issued as the file has it from before."""
 
     __slots__ = (
         "begins",
+        "begun",
         "device",
         "done",
         "ends",
@@ -77,7 +78,7 @@ class Seen:
 
     def __init__(self, fields: dict[str, Any], index: int, issued: int) -> None:
         self.fields, self.index, self.issued = fields, index, issued
-        self.begins = self.ends = -1
+        self.begins = self.ends = self.begun = -1
         self.waits = self.done = False
         self.state: State = ""
         self.pending = True
@@ -180,16 +181,25 @@ class Program:
                 self._warned = True
                 self._place.warn(UNTOLD)
 
-    def take_back(self, call: Seen, error: str) -> None:
-        """A call that raised an error instead of being made: no other rank sees anything of it."""
+    def take_back(self, call: Seen, error: str) -> list[Line]:
+        """Forget a call that raised an error instead of being made: no other rank sees anything of
+        it. Returns the lines to write, so that the file of a job that is killed later does not have
+        it as begun. It stays where another thread has made a later collective of its group, which
+        has the next number."""
         with self._lock:
+            self.lose(f"{call.fields['kind']} raised {error}, which is no call", calls=0)
             call.pending, call.done = False, True
-            if self._calls and self._calls[-1] is call:  # else another thread has gone on
+            group, number = call.fields["group"], call.fields.get("number", -1)
+            if number >= 0 and self._numbers[group] > number + 1:
+                return []
+            if number >= 0:
+                self._numbers[group] = number
+            if self._calls and self._calls[-1] is call:
                 self._calls.pop()
                 self._count -= 1
-                if "number" in call.fields:
-                    self._numbers[call.fields["group"]] -= 1
-            self.lose(f"{call.fields['kind']} raised {error}, which is no call", calls=0)
+            else:  # another thread has gone on: a mark keeps the place
+                call.fields = {"kind": "mark"}
+            return [own.Note(back=(call.index, call.begun))]
 
     def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
         """A wait for these calls."""
@@ -381,7 +391,8 @@ class Program:
         with self._lock:
             notes, self._notes = self._notes, []
             fields = {name: value for name, value in observed.fields.items() if name != "op"}
-        call = Call(**fields, issued_ns=observed.issued, waits=observed.waits)
+        observed.begun = observed.issued
+        call = Call(**fields, issued_ns=observed.begun, waits=observed.waits)
         return [*notes, own.Note(begun=(observed.index, call))]
 
     def ready(self) -> list[Line]:

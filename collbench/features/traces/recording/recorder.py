@@ -350,8 +350,8 @@ class Recorder:
     def call_fails(self, observed: Seen, error: BaseException) -> None:
         """A call that raised an error at once is none; one that did later has waited for others,
         who may know of it."""
-        if self._now() - observed.issued < AT_ONCE_S * 1e9:
-            self._program.take_back(observed, type(error).__name__)
+        if self._file is not None and self._now() - observed.issued < AT_ONCE_S * 1e9:
+            self._file.append(self._program.take_back(observed, type(error).__name__))
 
     @make_harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:

@@ -86,18 +86,26 @@ def _describe_other(hang: Hang) -> str:
         return f"ranks disagree {where}: {calls}"
     return (
         f"{calls} {where}, where {in_words(usual)} called {describe_call(front.call, front.group)}"
-        f"{describe_skipped([*front.odd], front.skipped, front.group)}"
+        f"{describe_skipped(front.odd, front.skipped, front.repeats, front.group)}"
     )
 
 
-def describe_skipped(ranks: Sequence[int], calls: Sequence[Call], group: Group) -> str:
-    """A clause on calls of a group that ranks skipped; empty where there are none."""
+def describe_skipped(
+    odd: Mapping[int, Call], calls: Sequence[Call], repeats: bool, group: Group
+) -> str:
+    """A clause on calls of a group that ranks skipped, who have called what is ``odd`` and may have
+    called it once more (``repeats``); empty where there are none."""
     if not calls:
         return ""
-    line = f" ({calls[0].source})" if calls[0].source else ""
+    again = f"called {_locate_call(next(iter(odd.values())), group)} once more, or " * repeats
     more = f" and {format_count(len(calls) - 1, 'call')} after it" if len(calls) > 1 else ""
-    call = describe_call(calls[0], group)
-    return f": {in_words(ranks)} skipped {call}{line}{more}, judging by the order of earlier calls"
+    skipped = f"skipped {_locate_call(calls[0], group)}{more}"
+    return f": {in_words([*odd])} {again}{skipped}, judging by the order of earlier calls"
+
+
+def _locate_call(call: Call, group: Group) -> str:
+    """A call with its line of the program, where the trace tells."""
+    return describe_call(call, group) + (f" ({call.source})" if call.source else "")
 
 
 def _describe_unequal(hang: Hang) -> str:

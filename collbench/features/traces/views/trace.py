@@ -139,8 +139,8 @@ def _describe_disagreement(verdict: Judged) -> Headline:
     if verdict.disagree:
         skipped = ""
         if verdict.skipping:
-            _, odd, calls = verdict.skipping
-            skipped = hung.describe_skipped([*odd], calls, first.group)
+            _, odd, calls, repeats = verdict.skipping
+            skipped = hung.describe_skipped(odd, calls, repeats, first.group)
         return Headline(f"ranks disagree on operation {where}{skipped}", "bad")
     doubt = "the library's numbers of them are not known, and ranks' traces may begin apart"
     return Headline(f"ranks seem to disagree on operation {where}: {doubt}", "notice")
@@ -239,8 +239,8 @@ def _measure_traced(verdict: Judged) -> float:
 
 
 def _describe_suspect(verdict: Judged) -> str:
-    """A clause on the rank whose being last costs much of the time, where operations are too few to
-    blame it."""
+    """A clause on the rank whose being last costs much of the time, where that does not suffice to
+    blame it: most often as operations are too few."""
     traced = _measure_traced(verdict)
     for late in verdict.late:
         share = late.last_steps / late.steps if late.steps else late.last / late.ops
@@ -249,16 +249,18 @@ def _describe_suspect(verdict: Judged) -> str:
             if late.steps
             else stats.NAMING
         )
-        if share < MIN_LAST_SHARE or (late.steps or late.ops) >= enough:
+        if late.surely or share < MIN_LAST_SHARE:
             continue
         if late.cost > SUSPECT * traced > 0:
             marked = f", in {late.last_steps} of {late.steps} iterations" if late.steps else ""
-            more = f"; record at least {enough} iterations" if late.steps else ""
+            few = (late.steps or late.ops) < enough
+            lacking = f"too few {'iterations' if marked else 'operations'}" if few else "too little"
+            more = f"; record at least {enough} iterations" if late.steps and few else ""
             return (
                 f"; rank {late.rank} came last to {late.last} of {late.ops} operations of"
                 f" {hung.describe_group(late.group)}{marked}, and others waited"
-                f" {format_duration(late.cost)} for it: too few"
-                f" {'iterations' if marked else 'operations'} to tell chance from a slow rank{more}"
+                f" {format_duration(late.cost)} for it: {lacking} to tell chance from a slow"
+                f" rank{more}"
             )
     return ""
 

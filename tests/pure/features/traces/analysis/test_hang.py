@@ -75,6 +75,19 @@ def test_the_rank_that_skipped_calls_is_named_where_earlier_ones_show_their_orde
     assert tuple(call.nbytes for call in found.fronts[0].skipped) == skipped
 
 
+@pytest.mark.parametrize(
+    ("other", "repeats"), [((4, 8, 8), True), ((4, 16), False)], ids=["called twice", "skipped"]
+)
+def test_a_rank_that_calls_what_it_called_just_before_may_have_called_it_once_more(
+    other: tuple[int, ...], repeats: bool
+) -> None:
+    loop = (4, 8, 16)
+    front = (*loop * 3, *loop)[: 9 + len(other)]
+    found = judged(by_sizes(front), by_sizes((*loop * 3, *other)))
+    assert found and found.culprits == (1,)
+    assert found.fronts[0].repeats is repeats
+
+
 @pytest.mark.parametrize("last", [(4, 8), (32, 64), (32, 4)], ids=["both", "new", "one new"])
 def test_no_rank_skipped_a_call_where_earlier_ones_do_not_tell(last: tuple[int, int]) -> None:
     before = (4, 4, 8, 4) if last == (4, 8) else STEP * 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,24 @@ def test_a_recording_is_whole_whatever_becomes_of_its_file(
     assert own.read_rank(tmp_path / path).calls == CALLS
 
 
+def test_a_look_at_the_path_that_stalls_holds_up_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = own.Writer(tmp_path / own.file_name(ABOUT.rank), ABOUT)
+    look, stalled = Path.stat, []
+
+    def stall(path: Path) -> os.stat_result:
+        job = threading.Thread(target=writer.append, args=(CALLS[:1],), daemon=True)
+        job.start()
+        job.join(5)
+        stalled.append(job.is_alive())
+        return look(path)
+
+    monkeypatch.setattr(Path, "stat", stall)
+    writer.write(CALLS[1:])
+    assert stalled == [False]
+
+
 def test_a_recording_does_not_write_into_another_file(tmp_path: Path) -> None:
     path = tmp_path / own.file_name(ABOUT.rank)
     writer = own.Writer(path, ABOUT)
@@ -101,13 +121,39 @@ def test_calls_that_were_begun_are_those_written_where_the_recording_ended(tmp_p
     assert own.read_rank(written(tmp_path, *CALLS, *FURTHER, END)).calls == CALLS
 
 
+def test_a_call_that_was_taken_back_was_not_begun(tmp_path: Path) -> None:
+    back = Note(back=(3, BEGUN.issued_ns))
+    assert own.read_rank(written(tmp_path, *CALLS, FURTHER[0], back)).calls == CALLS
+
+
+def test_a_call_that_took_the_place_of_one_taken_back_was_begun(tmp_path: Path) -> None:
+    """Another thread's, which is written before the note of the first."""
+    other = replace(BEGUN, issued_ns=210)
+    lines = (*CALLS, FURTHER[0], Note(begun=(3, other)), Note(back=(3, BEGUN.issued_ns)))
+    assert own.read_rank(written(tmp_path, *lines)).calls == (*CALLS, other)
+
+
 def test_a_begun_call_beyond_all_places_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="line 2: more than"):
         own.read_rank(written(tmp_path, Note(begun=(own.MOST_CALLS, BEGUN))))
 
 
 def test_the_first_line_names_the_format(tmp_path: Path) -> None:
-    assert written(tmp_path).read_text().startswith('{"collbench_trace":1,')
+    assert written(tmp_path).read_text().startswith('{"collbench_trace":2,')
+
+
+def test_recordings_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    path = written(tmp_path, *CALLS, END)
+    path.write_text(path.read_text().replace('"collbench_trace":2', '"collbench_trace":1'))
+    assert own.read_rank(path).calls == CALLS
+
+
+def test_a_recording_of_a_later_version_takes_a_newer_collbench(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_text('{"collbench_trace":3,"rank":0,"world":2,"colour":1}\n')
+    with pytest.raises(UsageError, match="line 1: recorded in format 3 by a newer") as refused:
+        own.read_rank(path)
+    assert "a newer one" in refused.value.hint
 
 
 def test_ranks_are_read_together_in_their_order(tmp_path: Path) -> None:
@@ -161,7 +207,7 @@ HEAD = '{"collbench_trace":1,"rank":0,"world":2}\n'
 BAD = {
     "nothing": ("", "the file is empty"),
     "garbage": ("\x00\xff{\n", "line 1: "),
-    "another version": ('{"collbench_trace":2,"rank":0,"world":2}\n', "line 1: .*collbench_trace"),
+    "another version": ('{"collbench_trace":0,"rank":0,"world":2}\n', "line 1: .*collbench_trace"),
     "no rank of the world": ('{"collbench_trace":1,"rank":2,"world":2}\n', "line 1: rank 2 of 2"),
     "unknown field": (HEAD + '{"kind":"send","colour":1}\n', "line 2: .*colour"),
     "a field of another type": (HEAD + '{"kind":"send","nbytes":-1}\n', "line 2: .*nbytes"),

@@ -213,6 +213,39 @@ def test_a_call_that_raises_an_error_is_none(
     assert found.lost == (Lost("all_reduce raised ValueError, which is no call"),)
 
 
+def test_a_call_that_raises_an_error_is_none_where_the_job_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(2))
+        with monkeypatch.context() as patched, pytest.raises(ValueError, match="planted"):
+            patched.setattr(_Onward, "__call__", raises)
+            dist.all_reduce(torch.ones(1))
+        (tmp_path / "killed").write_bytes((tmp_path / own.file_name(0)).read_bytes())
+    assert [call.nbytes for call in own.read_rank(tmp_path / "killed").calls] == [8]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "left"),
+    [
+        (("send", "all_reduce"), ["mark", "all_reduce"]),
+        (("all_reduce", "send"), ["mark", "send"]),
+        (("all_reduce", "barrier"), ["all_reduce", "barrier"]),
+    ],
+)
+def test_a_call_that_raises_an_error_after_another_threads_call_is_a_mark_unless_numbers_follow(
+    kinds: tuple[str, str], left: list[str]
+) -> None:
+    program, group = recorded.Program(recorded.make_clock(), PLACE), dist.group.WORLD
+    assert group
+    raising, further = (program.add({"kind": kind, "dtype": "float"}, group) for kind in kinds)
+    assert raising and further
+    program.take_back(raising, "ValueError")
+    further.done = True
+    calls = [line for line in program.ready() if isinstance(line, Call)]
+    assert [call.kind for call in calls] == left
+
+
 def test_a_call_that_raises_an_error_after_it_waited_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,13 +74,29 @@ def test_two_that_disagree_are_told_both() -> None:
     )
 
 
+LOOP = [
+    ("all_reduce", {**DONE, "nbytes": nbytes, "source": f"a:{line}"})
+    for line, nbytes in ((1, 4), (2, 8), (3, 16))
+]
+
+
 def test_the_rank_that_skipped_a_call_is_told_with_its_line() -> None:
-    a, b = (("all_reduce", {**DONE, "nbytes": n, "source": s}) for n, s in ((4, "a:1"), (8, "a:2")))
-    whole, skipping = [a, b, a, b, ("all_reduce", {**a[1], **IN, "nbytes": 4})], [a, b, a, b, b]
-    assert words(calls_of(*whole), calls_of(*skipping)) == (
-        "rank 1 called all_reduce of 8 B float as #5 on world (0,1), where rank 0 called all_reduce"
-        " of 4 B float: rank 1 skipped all_reduce of 4 B float (a:1), judging by the order of"
-        " earlier calls"
+    a, b, c = LOOP
+    whole, skipping = [*LOOP, a, ("all_reduce", {**b[1], **IN})], [*LOOP, a, c]
+    assert words(calls_of(*LOOP, *whole), calls_of(*LOOP, *skipping)) == (
+        "rank 1 called all_reduce of 16 B float as #8 on world (0,1), where rank 0 called"
+        " all_reduce of 8 B float: rank 1 skipped all_reduce of 8 B float (a:2), judging by the"
+        " order of earlier calls"
+    )
+
+
+def test_the_rank_that_called_what_it_called_just_before_is_told_to_repeat_it_or_to_skip() -> None:
+    a, b, c = LOOP
+    whole, repeating = [*LOOP, a, b, ("all_reduce", {**c[1], **IN})], [*LOOP, a, b, b]
+    assert words(calls_of(*LOOP, *whole), calls_of(*LOOP, *repeating)) == (
+        "rank 1 called all_reduce of 8 B float as #9 on world (0,1), where rank 0 called all_reduce"
+        " of 16 B float: rank 1 called all_reduce of 8 B float (a:2) once more, or skipped"
+        " all_reduce of 16 B float (a:3) and 1 call after it, judging by the order of earlier calls"
     )
 
 
@@ -91,8 +107,9 @@ def test_the_rank_that_skipped_a_call_is_told_where_no_call_has_a_state() -> Non
     verdict = judge_trace(made)
     assert verdict.disagree
     assert view.make_headline(verdict).text == (
-        "ranks disagree on operation #5 of world (0,1): rank 1 skipped all_reduce of 4 B float"
-        " (a:1), judging by the order of earlier calls"
+        "ranks disagree on operation #5 of world (0,1): rank 1 called all_reduce of 8 B float (a:2)"
+        " once more, or skipped all_reduce of 4 B float (a:1), judging by the order of earlier"
+        " calls"
     )
 
 
@@ -299,6 +316,24 @@ def test_a_rank_that_was_last_in_too_few_iterations_is_in_doubt_with_how_many_it
         "; rank 2 came last to 21 of 21 operations of world (0-2), in 7 of 7 iterations, and others"
         " waited 1.47 µs for it: too few iterations to tell chance from a slow rank; record at"
         " least 8 iterations"
+    )
+
+
+def test_a_rank_that_was_last_in_enough_iterations_by_too_little_is_in_doubt() -> None:
+    """In most by less than 5 %."""
+    lates = (0,) * 12, (3, 80, 3, 80, 3, 80, 3, 80, 3, 80, 3, 3)
+    programs = (
+        [call(span=(100 * at + late, 100 * at + 100)) for at, late in enumerate(rank)]
+        for rank in lates
+    )
+    made = trace(*programs)
+    steps = tuple((ns, ns + 100) for ns in range(0, 1200, 100))
+    made = replace(made, ranks=tuple(replace(rank, steps=steps) for rank in made.ranks))
+    told = view.make_headline(judge_trace(made))
+    assert told.weight == "notice"
+    assert told.text.endswith(
+        "; rank 1 came last to 12 of 12 operations of world (0,1), in 12 of 12 iterations, and"
+        " others waited 421 ns for it: too little to tell chance from a slow rank"
     )
 
 
