@@ -30,7 +30,7 @@ def test_each_launch_is_a_row_of_ranks_of_its_own(cli, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(run.path.read_text().replace(run.run.id, "another"))
     told = " ".join(cli("compare", str(run.path), str(other)).stdout.split())
-    assert "2 and 2 launches, and 10 a side are the fewest" in told
+    assert "2 and 2 launches, and a verdict needs at least 10 a side" in told
     assert "measure each side with --launches 10" in told
 
 
