@@ -33,7 +33,7 @@ from collbench.run.launch.forkserver import Adopt, Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.takeover import PRIVATE, read_request, refuse_unlike, select_shared
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
-from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
+from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Failure, Listener, World
 from collbench.survive.signals import interrupts
 
 TICK = 0.25
@@ -319,11 +319,7 @@ class LocalWatch(RankWatch):
         """Raise what broke the world, as before; of what breaks once all ranks have nothing left
         to measure, tell."""
         if (self.errors or self.deaths) and self._measured():
-            own_errors = {
-                rank: error.clause
-                for rank, error in self.errors.items()
-                if not says_peer_is_gone(error.message)
-            }
+            own_errors = {rank: error.clause for rank, error in self._own_errors().items()}
             for rank, message in (
                 own_errors | {r: end.description for r, end in self.deaths.items()}
             ).items():
@@ -337,12 +333,11 @@ class LocalWatch(RankWatch):
             super().check(last)
 
     def _waits_for_mpirun(self) -> bool:
-        """Whether all that is known is what mpirun did to ranks because of another one, of which is
-        heard when it ends at the latest."""
+        """Whether all that is known is what mpirun did to ranks because of another one, or what its
+        own end did to them, of which is heard when it ends at the latest."""
         ends = set(self.deaths.values())
-        killed = ORPHANED in ends and self._parent.unheard(self.plan.processes)
         terminated = {end.signal for end in ends} == {signal.SIGTERM}
-        if self.errors or not (killed or terminated) or not self._by_mpirun:
+        if self._own_errors() or not (ORPHANED in ends or terminated) or not self._by_mpirun:
             return False
         self._since = self._since or time.monotonic()
         return time.monotonic() - self._since < LEAVE_SECONDS
@@ -431,6 +426,7 @@ class LocalWatch(RankWatch):
                 return
             if self._parent.end() < 0:  # it was killed, and with it all
                 self.deaths = {r: end for r, end in self.deaths.items() if end is not ORPHANED}
+                self.errors = self._own_errors()
             else:
                 unheard = self._parent.unheard(self.plan.processes)
                 self.deaths = dict.fromkeys(unheard, ORPHANED) | self.deaths  # these were first
@@ -456,13 +452,18 @@ class LocalWatch(RankWatch):
         if note.alone and rank not in self.done and not self._is_end_explained(rank):
             self.deaths.setdefault(rank, ORPHANED)
 
+    def _own_errors(self) -> dict[int, Failure]:
+        """The errors by rank that say more than that another rank is gone."""
+        return {
+            rank: error
+            for rank, error in self.errors.items()
+            if not says_peer_is_gone(error.message)
+        }
+
     def _is_end_explained(self, rank: int) -> bool:
         """Whether an error was reported that explains the end of this rank: its own, or that of
         another rank, after which mpirun kills the rest."""
-        return rank in self.errors or any(
-            other in self.ended and not says_peer_is_gone(error.message)
-            for other, error in self.errors.items()
-        )
+        return rank in self.errors or not self.ended.isdisjoint(self._own_errors())
 
     def _exchange(self, rank: int) -> bool:
         """Send what a rank is yet to be told, and take in what it has written; False at the end of
@@ -513,9 +514,7 @@ class LocalWatch(RankWatch):
     def choose_error(self) -> CannotRun | RunBroken | UsageError:
         """The error of a rank that raised one of its own, where there is any, with its traceback
         kept. CannotRun or UsageError where all that is told was foreseen."""
-        own_errors = [
-            error for error in self.errors.values() if not says_peer_is_gone(error.message)
-        ]
+        own_errors = [*self._own_errors().values()]
         if own_errors and not self.deaths and not any(error.own for error in own_errors):
             return own_errors[0].as_error(self._board.job(0))
         rank, error = min(

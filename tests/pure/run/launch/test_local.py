@@ -140,7 +140,7 @@ class Silent:
     name = "mpirun"
     process = SimpleNamespace(pid=os.getpid())
 
-    def __init__(self, *notes: Note, unheard: Sequence[int] = ()) -> None:
+    def __init__(self, *notes: Note | None, unheard: Sequence[int] = ()) -> None:
         self._notes, self._unheard = list(notes), list(unheard)
         self._reads, self._writes = os.pipe()
         os.write(self._writes, b"x")
@@ -148,7 +148,7 @@ class Silent:
     def fileno(self) -> int:
         return self._reads
 
-    def note(self) -> tuple[Note, list[int]]:
+    def note(self) -> tuple[Note | None, list[int]]:
         if not self._notes:
             raise EOFError
         return self._notes.pop(0), []
@@ -223,6 +223,17 @@ def test_where_mpirun_was_killed_no_rank_is_to_blame(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Silent, "end", lambda parent: -9)
     notes = [Note(rank, alone=True) for rank in (2, 1)]
     assert verdict(watched(Silent(*notes))).message == "mpirun ended"
+
+
+@pytest.mark.parametrize("has_told", [False, True], ids=["silent", "another lost its peer"])
+def test_the_end_of_mpirun_may_be_heard_of_after_those_of_wardens(
+    monkeypatch: pytest.MonkeyPatch, has_told: bool
+) -> None:
+    monkeypatch.setattr(Silent, "end", lambda parent: -9)
+    watch = watched(Silent(Note(2, alone=True), None, None))
+    watch.errors = {0: lost_memory()} if has_told else {}
+    watch._grace = 0.0
+    assert verdict(watch).message == "mpirun ended"
 
 
 def test_who_was_terminated_alone_is_to_blame() -> None:
