@@ -315,6 +315,10 @@ class LocalWatch(RankWatch):
         self._refuse_stopped()
         self.check_progress()
 
+    def busy(self) -> bool:
+        """Whether to go on listening, as before; also to mpirun, whose end may explain theirs."""
+        return super().busy() or self._waits_for_mpirun()
+
     def check(self, last: bool = False) -> None:
         """Raise what broke the world, as before; of what breaks once all ranks have nothing left
         to measure, tell."""

@@ -225,6 +225,13 @@ def test_where_mpirun_was_killed_no_rank_is_to_blame(monkeypatch: pytest.MonkeyP
     assert verdict(watched(Silent(*notes))).message == "mpirun ended"
 
 
+def test_where_all_wardens_have_ended_the_end_of_mpirun_is_waited_for() -> None:
+    watch = watched(Silent(*(Note(rank, alone=True) for rank in range(4))))
+    for _ in range(4):
+        watch.move(0.01)
+    assert watch.ended == {0, 1, 2, 3} and watch.busy()
+
+
 @pytest.mark.parametrize("has_told", [False, True], ids=["silent", "another lost its peer"])
 def test_the_end_of_mpirun_may_be_heard_of_after_those_of_wardens(
     monkeypatch: pytest.MonkeyPatch, has_told: bool
