@@ -43,7 +43,7 @@ def find_seen(scenario: Scenario, outcome: Outcome) -> list[str]:
 
 def shorten(command: str) -> str:
     """A command without this checkout's path, on one line of a table."""
-    return command.replace(f"{ROOT}/", "").replace("|", "\\|")
+    return command.replace(f"{ROOT}/", "").replace(str(ROOT), ".").replace("|", "\\|")
 
 
 def write_rows(outcomes: Iterable[tuple[Scenario, Outcome, float]]) -> list[str]:

@@ -207,7 +207,10 @@ class Control:
 
 
 def make_world_control() -> Control:
-    """The control group of all ranks, whatever groups they are divided into."""
+    """The control group of all ranks, whatever groups they are divided into; of this process alone
+    where no world is open."""
+    if not dist.is_initialized():
+        return Control(0, 1)
     return Control(dist.get_rank(), dist.get_world_size())
 
 
