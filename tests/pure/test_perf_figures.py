@@ -84,8 +84,8 @@ def test_the_report_on_faults_counts_only_what_was_asked() -> None:
     ):
         asked = [faults.Cell(fault, world, phase, int(ranks)).asks(code) for code in CODES]
         for name, result in shown.items():
-            if result == "1?":
-                continue  # of older trials, of which no exit code was kept
+            if result == "-" and (phase, name) == ("starting", faults.WHOLE):
+                continue  # the file may not have been begun
             if result == "-":
                 assert not all(name in each for each in asked), (fault, world, phase, name)
             else:
