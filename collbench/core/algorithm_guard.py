@@ -83,8 +83,10 @@ class Guard(NamedTuple):
                 array = array.astype(np.int64, copy=False)
                 limit = n if name in ("src", "dst") else width
                 is_stray = array.size and (array.min() < 0 or array.max() >= limit)
-                if is_stray and (fault := find_stray_move(moves, n, width, number)):
-                    raise WrongSchedule(self.collective, self.source.label, n, fault)
+                if is_stray:
+                    table = np.array(moves.arrays()[:4])
+                    if fault := find_stray_move(table, n, width, number):
+                        raise WrongSchedule(self.collective, self.source.label, n, fault)
                 if not array.flags.writeable:
                     checked[name] = array
                 return array

@@ -280,10 +280,10 @@ def _find_faults(schedule: Schedule) -> list[Fault]:
     state = _start_symbols(schedule)
     parted: list[Fault] = []
     for number, moves in enumerate(schedule.steps()):
-        if stray := find_stray_move(moves, schedule.n, schedule.width, number):
-            return [stray]
         *places, reduce = moves.arrays()
         table = np.array(places)
+        if stray := find_stray_move(table, schedule.n, schedule.width, number):
+            return [stray]
         parted = parted or _find_uneven_moves(schedule, table, number)
         faults = _find_conflicts(table, reduce, schedule.width, number)
         faults += _apply_step(state, table, reduce, number, schedule.has_data)
@@ -292,10 +292,9 @@ def _find_faults(schedule: Schedule) -> list[Fault]:
     return _judge_outputs(schedule, state) or parted
 
 
-def find_stray_move(moves: Moves, n: int, width: int, number: int) -> Fault | None:
+def find_stray_move(table: Ints, n: int, width: int, number: int) -> Fault | None:
     """The first move of step ``number`` from or to a cell that n ranks with rows of ``width`` cells
-    do not have."""
-    table = np.array(moves.arrays()[:4])
+    do not have. ``table`` has sources, destinations, and cells there, by move."""
     outside = (table < 0) | (table >= np.array([[n], [n], [width], [width]]))
     if not outside.any():
         return None
