@@ -26,7 +26,7 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from collbench.core import files
-from collbench.core.errors import CannotRun, CollbenchError, UsageError
+from collbench.core.errors import CannotRun, CollbenchError, NoVerdict, UsageError
 from collbench.records.derive import Digested, derive_row, digest_record
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.survive.encoding import encode_json
@@ -609,6 +609,12 @@ def describe_running(path: Path) -> str:
     with suppress(CollbenchError):
         facts.append(f"since {read_run(path).started}")
     return f"{path.stem} is still running ({', '.join(facts)})"
+
+
+def refuse_empty(file: RunFile) -> None:
+    """Raises NoVerdict for a run that ended before its first case."""
+    if not file.records:
+        raise NoVerdict(f"{file.run.id} measured nothing", "collbench runs says how it ended")
 
 
 def _lock_holder(path: Path) -> int:

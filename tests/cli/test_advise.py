@@ -189,7 +189,6 @@ def test_both_sides_of_an_experiment_are_read(inside, tmp_path: Path) -> None:
     [
         ((), "name the runs that measured settings"),
         (("absent",), "no run called 'absent'"),
-        (("empty",), "empty has no run"),
         (("empty.jsonl",), "is not a run of collbench"),
         (("run.jsonl", "--for", "thing"), "--for"),
         (("run.jsonl", "--tau", "much"), "--tau"),
@@ -213,6 +212,13 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_a_run_has_no_verdict(inside) -> None:
+    Path("empty").mkdir()
+    done = inside("advise", "empty")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "empty has no run" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
 
 

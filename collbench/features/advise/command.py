@@ -209,7 +209,7 @@ def read_runs(names: Sequence[str]) -> list[RunFile]:
         if os.path.isdir(name):  # noqa: PTH112 - Path's raises for a name that is too long
             inside = sorted(path for path in Path(name).glob("*.jsonl") if path.is_file())
             if not inside:
-                raise UsageError(f"{name} has no run", "name a folder of runs: files *.jsonl")
+                raise NoVerdict(f"{name} has no run", "name a folder of runs: files *.jsonl")
             paths += inside
             continue
         path = store.find_run(name)
@@ -224,7 +224,7 @@ def read_runs(names: Sequence[str]) -> list[RunFile]:
 
 def choose_format(files: Sequence[RunFile], terms: Terms, key: str) -> tuple[Evidence, Format]:
     """The evidence, and the kind of file: the one named ``key``, else the library's usual one. A
-    library's own file can name variables alone. Raises UsageError."""
+    library's own file can name variables alone. Raises NoVerdict and UsageError."""
     import msgspec
 
     from collbench.features.advise.evidence import gather_evidence

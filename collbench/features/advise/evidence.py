@@ -20,7 +20,7 @@ import msgspec
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
-from collbench.core.errors import UsageError
+from collbench.core.errors import NoVerdict, UsageError
 from collbench.core.text import plain_line
 from collbench.features.advise.libraries import Library, find_library
 from collbench.features.advise.types import Cell, Series, Setting, Variables
@@ -145,7 +145,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
-    """The evidence of some runs. Raises UsageError where none of them can be used."""
+    """The evidence of some runs. Raises NoVerdict where none of them can be used, UsageError for
+    a backend that none has."""
     pooled, notes = pool_runs(files)
     table = [row for row in rows.make_rows(pooled) if is_evidence(row)]
     default = Setting(backend=_find_default(table, terms.default))
@@ -220,7 +221,7 @@ def find_device(worlds: Sequence[World]) -> str:
 
 def pool_runs(files: Sequence[RunFile]) -> tuple[list[RunFile], list[str]]:
     """The runs whose launches may be set against each other: those of the first one's machine and
-    software; and a note for each that may not. Raises UsageError where none is left."""
+    software; and a note for each that may not. Raises NoVerdict where none is left."""
     pooled: list[RunFile] = []
     notes: list[str] = []
     for file in files:
@@ -230,7 +231,7 @@ def pool_runs(files: Sequence[RunFile]) -> tuple[list[RunFile], list[str]]:
         else:
             pooled.append(file)
     if not pooled:
-        raise UsageError(
+        raise NoVerdict(
             f"no run can be used: {notes[0].partition(': ')[2] if notes else 'none was named'}",
             "measure with collbench all_reduce --launches 10 --env NAME=VALUE,…",
         )
@@ -324,10 +325,11 @@ def is_evidence(row: Row) -> bool:
 
 
 def _find_default(table: Sequence[Row], name: str) -> str:
-    """The backend whose own choice is to be beaten. Raises UsageError."""
+    """The backend whose own choice is to be beaten. Raises NoVerdict where nothing was measured,
+    UsageError where ``name`` was not."""
     backends = list(dict.fromkeys(row.case.backend for row in table))
     if not backends:
-        raise UsageError(
+        raise NoVerdict(
             "no row of these runs is of a collective that was measured",
             "measure with collbench all_reduce --launches 10 --env NAME=VALUE,…",
         )

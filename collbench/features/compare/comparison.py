@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collbench.core.errors import Exit, UsageError
+from collbench.core.errors import Exit, NoVerdict, UsageError
 from collbench.core.feature import load_entries
 from collbench.core.text import format_count
 from collbench.features.compare import sides
@@ -119,13 +119,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
-    """Judge head against base; ``under_way``: an experiment that has not ended. Raises UsageError
-    when they have no row in common."""
+    """Judge head against base; ``under_way``: an experiment that has not ended. Raises NoVerdict
+    where no case of a side was measured, UsageError where they have no row in common."""
     bases, heads = (
         [files] if isinstance(files, RunFile) else list(files) for files in (base, head)
     )
     in_pairs = sides.is_interleaved(bases, heads)
     base_rows, right = (gather_case_rows(files, in_pairs, row_key) for files in (bases, heads))
+    if empty := [name for name, rows in (("base", base_rows), ("head", right)) if not rows]:
+        raise NoVerdict(
+            f"no case was measured on {' and '.join(empty)}",
+            "collbench runs says how each run ended",
+        )
     if not base_rows.keys() & right.keys():
         raise UsageError(
             f"base and head have no row in common: {sides.describe_unlike(base_rows, right)}",

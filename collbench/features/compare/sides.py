@@ -119,10 +119,7 @@ MAX_VALUES = 3  # values of an axis that a sentence names
 def describe_unlike(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """The axes in which no case of either side is like any of the other, as in 8 ranks, nccl on
     base, 2 ranks, gloo on head."""
-    rows_by_side = {"base": base_rows, "head": right}
-    if empty := [name for name, rows in rows_by_side.items() if not rows]:
-        return f"no case was measured on {' and '.join(empty)}"
-    values = {side: _axis_values(rows) for side, rows in rows_by_side.items()}
+    values = {"base": _axis_values(base_rows), "head": _axis_values(right)}
     names = _disjoint_axes(*values.values())
     return (
         ", ".join(

@@ -159,11 +159,13 @@ def _execute(order: Order, output_format: str) -> int:
 
 def _show_run(file: RunFile, output_format: str) -> Exit:
     """Print what a run has of lives; the exit code that it deserves. Raises UsageError where it
-    has none."""
+    has none, NoVerdict where it measured nothing."""
     from collbench.cli import outputs
     from collbench.features.lifecycle.summary import judge_lives, summarize_lives
     from collbench.features.lifecycle.view import make_document
+    from collbench.records import run_file
 
+    run_file.refuse_empty(file)
     if summarize_lives(file).is_empty:
         raise UsageError(
             f"{file.run.id} has no life of a communicator", "collbench lifecycle measures one"

@@ -180,11 +180,14 @@ def _run_order(
 def _show_run(
     file: RunFile, requirements: Sequence[Requirement], like: RunFile | None, output_format: str
 ) -> Exit:
-    """Print what a run found. Raises UsageError where nothing of the kind was asked for."""
+    """Print what a run found. Raises UsageError where nothing of the kind was asked for,
+    NoVerdict where nothing was measured."""
     from collbench.cli import outputs
     from collbench.features.order.report import make_order_report
     from collbench.features.order.view import make_document
+    from collbench.records import run_file
 
+    run_file.refuse_empty(file)
     report = make_order_report(file, requirements, like)
     if not report.judgement.orders and not report.judgement.unmeasured:
         raise UsageError(

@@ -167,16 +167,17 @@ def make_suite(name: str, options: OverlapOptions, rule: str = "") -> Suite:
 
 def _show_run(file: RunFile, output_format: str) -> Exit:
     """Print what a run tells; NO_VERDICT where no row has a verdict. Raises UsageError where it has
-    nothing in the background, NoVerdict for a run on fake GPUs."""
+    nothing in the background, NoVerdict for a run on fake GPUs, or that measured nothing."""
     from collbench.cli import outputs
     from collbench.core.text import print_message
     from collbench.features.overlap import judgement as judging
     from collbench.features.overlap import view as views
-    from collbench.records import origins
+    from collbench.records import origins, run_file
 
+    run_file.refuse_empty(file)
     overlaps = judging.judge_overlaps(file)
     tried = [record for record in file.records if record.case.background]
-    if not (overlaps or tried) and not (file.end and file.end.exit):
+    if not (overlaps or tried or any(file.run.suite.axes.backgrounds)):
         origins.refuse_fake(file, "compare")
         raise UsageError(
             f"{file.run.id} has no case with a background that was measured alone, too",

@@ -160,9 +160,12 @@ def _deliver(file: RunFile, output_format: str) -> None:
 
 
 def _show_run(file: RunFile, output_format: str) -> Exit:
-    """Print a recorded run's transfers. Raises UsageError where it has none."""
+    """Print a recorded run's transfers. Raises UsageError where it has none, NoVerdict where it
+    measured nothing."""
     from collbench.features.p2p.results import list_results
+    from collbench.records import run_file
 
+    run_file.refuse_empty(file)
     results = list_results(file)
     if not results:
         raise UsageError(f"{file.run.id} has no transfers", "collbench p2p measures some")

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from collbench.cli.families import Debug, Runs, TableOrJson
-from collbench.core.errors import Exit, UsageError
+from collbench.core.errors import Exit, NoVerdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def fit(options: FitOptions) -> None:
         for file in files:
             origins.refuse_fake(file, "fit")
         of_backend = f"of {options.backend} " if options.backend else ""
-        raise UsageError(
+        raise NoVerdict(
             f"these runs have no times {of_backend}to fit",
             "collbench runs lists runs",
         )

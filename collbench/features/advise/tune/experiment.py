@@ -121,7 +121,7 @@ class Outcome:
         self.files = experiment.files
         try:
             self.comparison = judge_files(experiment.files, rules)
-        except UsageError:  # it ended before there was anything to compare
+        except (UsageError, NoVerdict):  # it ended before there was anything to compare
             self.code = self.code or Exit.NO_VERDICT
         self.paths = experiment.end(self.code, note)
         if problem is not None and not isinstance(problem, CollbenchError):
@@ -185,7 +185,8 @@ def _find_fault(record: Record) -> Literal["", "wrong", "failed"]:
 
 def judge_files(files: tuple[RunFile, RunFile], rules: Rules) -> Comparison:
     """What both sides come to. A launch in which every sample of a case was disturbed is lost: the
-    pair does not count, which costs the case nothing but this pair. Raises UsageError."""
+    pair does not count, which costs the case nothing but this pair. Raises NoVerdict and
+    UsageError."""
     base, head = (msgspec.structs.replace(file, records=list(_drop_lost(file))) for file in files)
     return compare_runs(base, head, rules, under_way=True)
 

@@ -15,7 +15,7 @@ from typer import Option
 
 from collbench.cli.families import Debug, Imports, LauncherOptions, RunsTag
 from collbench.cli.parameters import make_option
-from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.text import format_clock, plain_line
 from collbench.features.compare.command import Strict
 from collbench.survive.signals import interrupts
@@ -361,7 +361,7 @@ def _execute_order(order: Order, rules: Rules, options: AbOptions) -> Exit:
         elif experiment.shortfall:
             comparison = compare.add_note(comparison, experiment.shortfall)
         code = comparison.exit
-    except UsageError:  # it broke before there was anything to compare
+    except (UsageError, NoVerdict):  # it broke before there was anything to compare
         code = code or Exit.NO_VERDICT
     try:
         paths = experiment.end(code, note)

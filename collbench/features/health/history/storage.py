@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from collbench.core import files
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.core.text import print_message, readable_text
 from collbench.features.health.history import nights
 from collbench.features.health.history.baselines import Baseline
@@ -138,10 +138,10 @@ class Book:
     def add(self, file: RunFile, machine: str = "") -> bool:
         """A run's rows, all or none; False where they were all there. ``machine`` names the place
         it ran, if the names of its hosts do not, since they are others each night. Raises
-        UsageError."""
+        NoVerdict for a run without times, and UsageError."""
         launches, run, where = launches_of(file), file.run, machine or name_machine(file)
         if not launches:
-            raise UsageError(f"{run.id} measured nothing", "add runs that have times")
+            raise NoVerdict(f"{run.id} measured nothing", "add runs that have times")
         facts = nights.run_facts(file)
         name = run_fingerprint(facts)
         lines: dict[str, list[dict[str, Any]]] = {

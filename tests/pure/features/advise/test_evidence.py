@@ -11,7 +11,7 @@ import pytest
 from advising import ALGORITHM, DEFAULT, FANOUT, SEGMENT, Tiny, setting
 from factories import ENVIRONMENT, case, hosted, make_file, ranks, record, run, world
 
-from collbench.core.errors import UsageError
+from collbench.core.errors import NoVerdict, UsageError
 from collbench.features.advise import evidence as evidences
 from collbench.features.advise.evidence import Evidence, Place, Terms, gather_evidence
 from collbench.features.advise.judgement import judge_evidence
@@ -218,7 +218,7 @@ def test_sides_that_are_no_settings_are_left_out(head: str) -> None:
 
 
 def test_sides_that_are_the_same_are_left_out() -> None:
-    with pytest.raises(UsageError, match="no run can be used: both sides of its experiment"):
+    with pytest.raises(NoVerdict, match="no run can be used: both sides of its experiment"):
         gather_evidence(sided(("", ""), (1.0, 0.8), aa=True), Terms())
 
 
@@ -343,9 +343,9 @@ def test_hosts_make_another_series() -> None:
 
 
 def test_nothing_measured_is_one_line() -> None:
-    with pytest.raises(UsageError, match="no row of these runs"):
+    with pytest.raises(NoVerdict, match="no row of these runs"):
         gather_evidence([make_file([])], Terms())
-    with pytest.raises(UsageError, match="no run can be used"):
+    with pytest.raises(NoVerdict, match="no run can be used"):
         gather_evidence([], Terms())
 
 

@@ -28,7 +28,7 @@ from factories import (
     world,
 )
 
-from collbench.core.errors import Exit, UsageError
+from collbench.core.errors import Exit, NoVerdict, UsageError
 from collbench.features.compare import comparison as comparing
 from collbench.features.compare import sides
 from collbench.features.compare.comparison import Comparison, Rules
@@ -1229,8 +1229,17 @@ def test_nothing_in_common_is_a_mistake() -> None:
         compare(stored({ROW: 1e6}), stored({OTHER: 1e6}), Rules())
     with pytest.raises(UsageError, match="common: gloo, 4 ranks on base, mpi, 2 ranks on head"):
         compare(stored({ROW: 1e6}), stored({case(backend="mpi", n=2): 1e6}), Rules())
-    with pytest.raises(UsageError, match="common: no case was measured on base and head"):
-        compare(stored({}), stored({}), Rules())
+
+
+def test_a_side_without_a_case_has_no_verdict() -> None:
+    some, none = stored({ROW: 1e6}), stored({})
+    for base, head, named in (
+        (none, none, "base and head"),
+        (none, some, "base"),
+        (some, none, "head"),
+    ):
+        with pytest.raises(NoVerdict, match=f"no case was measured on {named}$"):
+            compare(base, head, Rules())
 
 
 @pytest.mark.parametrize("status", ["failed", "skipped", "wrong"])
