@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import make_file, write
+from factories import make_file, night, write
 
 SWEEP = ("-b", "8", "-e", "8", "-g", "2", "--backend", "model")
 DRY = (*SWEEP, "--dry-run")
@@ -287,7 +287,7 @@ def test_what_has_an_effect_where_a_recorded_run_is_shown_is_taken(
     monkeypatch.chdir(tmp_path)
     Path("racks.toml").write_text('[hosts]\nnode0 = "rack1"\n')
     command, *options = words
-    done = inside(command, str(write(make_file([]), tmp_path)), *options)
+    done = inside(command, str(write(night(name="run"), tmp_path)), *options)
     assert done.returncode == 2
     assert "run has " in done.stderr and "no effect" not in done.stderr
 

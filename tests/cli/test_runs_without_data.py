@@ -9,7 +9,7 @@ import pytest
 from factories import night, saved
 from msgspec.structs import replace
 
-OF_ONE_KIND = ("lifecycle", "order", "overlap", "p2p")  # they show runs that they made
+OF_ONE_KIND = ("lifecycle", "order", "overlap", "p2p", "pairs")  # they show runs that they made
 
 
 @pytest.mark.parametrize("command", ("advise", "fit", "history add", *OF_ONE_KIND))

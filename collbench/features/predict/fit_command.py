@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from collbench.cli.families import Debug, Runs, TableOrJson
-from collbench.core.errors import Exit, NoVerdict
+from collbench.core.errors import Exit, NoVerdict, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +31,16 @@ def fit(options: FitOptions) -> None:
 
     outputs.check_outputs(options.output_format, (), ("table", "json"))
     files = [run_file.read_digest(store.find_run(run)) for run in options.runs or ["@last"]]
-    all_series = [
-        series
-        for file in files
-        for series in fitting.make_series(file)
-        if options.backend in ("", series.case.backend)
-    ]
-    if not all_series:
+    known = [series for file in files for series in fitting.make_series(file)]
+    if not known:
         for file in files:
             origins.refuse_fake(file, "fit")
-        of_backend = f"of {options.backend} " if options.backend else ""
-        raise NoVerdict(
-            f"these runs have no times {of_backend}to fit",
-            "collbench runs lists runs",
+        raise NoVerdict("these runs have no times to fit", "collbench runs lists runs")
+    all_series = [one for one in known if options.backend in ("", one.case.backend)]
+    if not all_series:
+        raise UsageError(
+            f"these runs have no times of {options.backend} to fit",
+            f"they have some of {', '.join(sorted({one.case.backend for one in known}))}",
         )
     fits = [fitting.fit_series(series) for series in all_series]
     outputs.deliver_document(

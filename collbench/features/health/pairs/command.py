@@ -281,18 +281,19 @@ def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> i
 
 def _show_pairs(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
     """Print a run's pairs, and return 1 where one stands out, 3 where none could or a pair has no
-    rate. Raises UsageError where it has none, and NoVerdict for a run on fake GPUs."""
+    rate. Raises UsageError where it has none, NoVerdict for a run on fake GPUs or without cases."""
     from collbench.cli import outputs
     from collbench.features.health.pairs import judgement as judging
     from collbench.features.health.pairs import view as views
     from collbench.machine import topology
-    from collbench.records import origins
+    from collbench.records import origins, run_file
 
     matrix = judging.make_matrix(file)
     if matrix is None:
         if file.end and file.end.exit:
             return Exit.NO_VERDICT  # it ended before it had any, and says why
         origins.refuse_fake(file, "compare")
+        run_file.refuse_empty(file)
         raise UsageError(f"{file.run.id} has measured no pairs", "collbench pairs measures them")
     findings = judging.judge_pairs(file, racks)
     outputs.deliver_document(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import SUITE, make_file, world
+from factories import SUITE, make_file, night, world
 
 from collbench.core.errors import Exit, UsageError
 from collbench.features.lifecycle import command, rows
@@ -258,4 +258,4 @@ def test_reports_have_a_section_of_lives_only_where_there_are_some() -> None:
 
 def test_a_run_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="no life"):
-        command._show_run(make_file([]), "table")
+        command._show_run(night(), "table")
