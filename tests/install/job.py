@@ -1,5 +1,7 @@
 """Two ranks of data parallelism that collbench records into trace/."""
 
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -13,4 +15,6 @@ for _ in range(6):
     optimizer.zero_grad()
     model(torch.ones(4, 64)).sum().backward()
     optimizer.step()
+# torch aborts where a thread of Gloo lets go of its last call when Python has ended already
+time.sleep(0.2)
 dist.destroy_process_group()
