@@ -76,7 +76,7 @@ def record(
 
         with collbench.record("trace/", steps=12, after=2) as recorder:
 
-    Steps take longer while it records, on two full cores by 0.4 to 1.8 ms of CPU a call, so that a
+    Steps take longer while it records, on two full cores by 0.4 to 1.7 ms of CPU a call, so that a
     step of a second hardly feels it and a short one with many calls does (reports/recording.md):
     the times in a trace are those of recorded steps. Whatever fails in it is a warning, once; the
     job goes on. Raises CannotRun where traces are not installed.

@@ -208,6 +208,18 @@ def test_a_rank_that_ends_in_a_call_is_named(library: Library, tmp_path: Path) -
     assert f"rank 1 on {os.uname().nodename} (pid {pid}) exited with status" in done.stderr
 
 
+@pytest.mark.parametrize("library", ["mpich", long("impi")], indirect=True)
+def test_the_process_manager_sees_no_crash_where_all_went_well(
+    library: Library, tmp_path: Path
+) -> None:
+    """MPICH tells it only when the process ends by C's own exit; else it kills, now and then, the
+    ranks that end a little later."""
+    settings = ("--env", "UNREAD=1,2,3")  # ranks of their own for each value
+    done, _ = library.run(tmp_path, "all_reduce", *QUICK, "-g", "2", "--sizes", "8", *settings)
+    assert done.returncode == Exit.OK, done.stderr
+    assert "TERMINATION" not in done.stderr and "Killed" not in done.stderr
+
+
 def test_intels_settings_are_swept(intel: Library, tmp_path: Path) -> None:
     """Each value has ranks of its own, whose library says at their start what it was told."""
     settings = ("--env", "I_MPI_ADJUST_ALLREDUCE=1,2", "--env", "I_MPI_DEBUG=6")

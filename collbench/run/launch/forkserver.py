@@ -32,6 +32,7 @@ import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import print_message
+from collbench.run import mpi_library
 from collbench.run.launch.board import ALONE_SECONDS, LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, READY, REFUSED
@@ -90,7 +91,7 @@ def leave_process(
     with suppress(BrokenPipeError):
         atexit._run_exitfuncs()
         sys.stdout.flush(), sys.stderr.flush()
-    os._exit(status)
+    mpi_library.end_process(status)
 
 
 def _limit_exit(status: int, who: str, find_cause: Callable[[], str]) -> None:
