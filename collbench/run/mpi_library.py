@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import os
 import sys
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from collbench.core.errors import CannotRun, first_line
 from collbench.survive.signals import keep_handlers
 
 POLL_SECONDS = 0.001
+LONGEST_EXIT_S = 3.0  # for what libraries do in C's exit
 
 INSTALL = "install mpi4py and an MPI: pip install 'collbench[mpi]'"
 
@@ -65,9 +67,12 @@ def _finalise_mpi() -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process at once, but by C's own exit where MPI has ended in it: a handler of MPICH
-    tells the process manager there, without which that kills the other ranks as a crash's."""
+    """End this process at once. Where MPICH has ended in it, by C's own exit: only there does MPICH
+    tell its process manager, which else takes the end for a crash and kills the other ranks."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
-    if MPI and MPI.Is_finalized():
+    if MPI and MPI.Is_finalized() and MPI.Get_library_version().startswith("MPICH"):
+        limit = threading.Timer(LONGEST_EXIT_S, os._exit, (status,))
+        limit.daemon = True
+        limit.start()
         ctypes.CDLL(None).exit(status)
     os._exit(status)

@@ -212,8 +212,8 @@ def test_a_rank_that_ends_in_a_call_is_named(library: Library, tmp_path: Path) -
 def test_the_process_manager_sees_no_crash_where_all_went_well(
     library: Library, tmp_path: Path
 ) -> None:
-    """MPICH tells it only when the process ends by C's own exit; else it kills, now and then, the
-    ranks that end a little later."""
+    """MPICH tells it only when the process ends by C's own exit; else it kills the ranks that end
+    a little later."""
     settings = ("--env", "UNREAD=1,2,3")  # ranks of their own for each value
     done, _ = library.run(tmp_path, "all_reduce", *QUICK, "-g", "2", "--sizes", "8", *settings)
     assert done.returncode == Exit.OK, done.stderr

@@ -15,6 +15,6 @@ for _ in range(6):
     optimizer.zero_grad()
     model(torch.ones(4, 64)).sum().backward()
     optimizer.step()
-# torch aborts where a thread of Gloo lets go of its last call when Python has ended already
+# torch aborts where a thread of Gloo frees what it had of its last call after Python has ended
 time.sleep(0.2)
 dist.destroy_process_group()

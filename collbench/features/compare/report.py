@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collbench.core.errors import UsageError
+from collbench.core.errors import NoVerdict, UsageError
 from collbench.features.compare import comparison
 from collbench.features.compare import false_alarms as alarms
 from collbench.features.compare.views import comparison as view_
@@ -31,7 +31,12 @@ def conclude_comparison(files: Sequence[RunFile], is_requested: bool) -> Readabl
         files,
         key=lambda file: bool(file.run.pairing and together and file.run.pairing.side == "head"),
     )
-    result = comparison.compare_runs(base, head, comparison.Rules())
+    try:
+        result = comparison.compare_runs(base, head, comparison.Rules())
+    except NoVerdict:  # a side has no case; the page still says how both ended
+        if is_requested:
+            raise
+        return None
     return make_readable(result, alarms.find_alarms(result))
 
 

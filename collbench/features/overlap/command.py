@@ -177,14 +177,15 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
     run_file.refuse_empty(file)
     overlaps = judging.judge_overlaps(file)
     tried = [record for record in file.records if record.case.background]
-    if not (overlaps or tried or any(file.run.suite.axes.backgrounds)):
+    if not (overlaps or tried or any(file.run.suite.values("backgrounds"))):
         origins.refuse_fake(file, "compare")
         raise UsageError(
             f"{file.run.id} has no case with a background that was measured alone, too",
             "collbench overlap all_reduce measures some",
         )
     outputs.deliver_document(views.make_document(file, overlaps), output_format)
-    if not overlaps and (notes := [record.note for record in tried if record.note]):
-        print_message(f"nothing was measured in the background: {notes[0]}")
+    if not overlaps:
+        why = next((f": {record.note}" for record in tried if record.note), "")
+        print_message(f"nothing was measured in the background{why}")
     is_decided = any(overlap.verdict != judging.NO_VERDICT for overlap in overlaps)
     return Exit.OK if is_decided else Exit.NO_VERDICT

@@ -31,15 +31,17 @@ def fit(options: FitOptions) -> None:
 
     outputs.check_outputs(options.output_format, (), ("table", "json"))
     files = [run_file.read_digest(store.find_run(run)) for run in options.runs or ["@last"]]
+    named = options.backend
     known = [series for file in files for series in fitting.make_series(file)]
-    if not known:
-        for file in files:
-            origins.refuse_fake(file, "fit")
-        raise NoVerdict("these runs have no times to fit", "collbench runs lists runs")
-    all_series = [one for one in known if options.backend in ("", one.case.backend)]
+    all_series = [one for one in known if named in ("", one.case.backend)]
     if not all_series:
+        for file in files:
+            if named in ("", *file.backends):
+                origins.refuse_fake(file, "fit")
+        if not known:
+            raise NoVerdict("these runs have no times to fit", "name runs that measured")
         raise UsageError(
-            f"these runs have no times of {options.backend} to fit",
+            f"these runs have no times of {named} to fit",
             f"they have some of {', '.join(sorted({one.case.backend for one in known}))}",
         )
     fits = [fitting.fit_series(series) for series in all_series]

@@ -156,11 +156,17 @@ def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit
     from collbench.records import run_file, store
 
     file = run_file.read_digest(store.find_run(name))
-    if file.end and file.end.exit and judging.make_matrix(file) is None:
+    if _is_broken(file) and judging.make_matrix(file) is None:
+        assert file.end
         why = f"{file.run.id} ended with exit code {file.end.exit} before it had measured any pair"
         message = plain_line(": ".join(filter(None, [why, file.end.note])))
         print_message(message, "measure again: collbench pairs")
     return _show_pairs(file, racks, output_format)
+
+
+def _is_broken(file: RunFile) -> bool:
+    """Whether this is a run of pairs that broke."""
+    return file.run.suite.name == "pairs" and bool(file.end and file.end.exit)
 
 
 def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order:
@@ -290,7 +296,7 @@ def _show_pairs(file: RunFile, racks: dict[str, str], output_format: str) -> Exi
 
     matrix = judging.make_matrix(file)
     if matrix is None:
-        if file.end and file.end.exit:
+        if _is_broken(file):
             return Exit.NO_VERDICT  # it ended before it had any, and says why
         origins.refuse_fake(file, "compare")
         run_file.refuse_empty(file)
