@@ -67,7 +67,7 @@ $(BIN)/ruff: $(BIN)/pytest
 	@touch $@
 
 demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and saved
-	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --budget 15s
+	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --budget 30s
 
 test: $(BIN)/pytest  ## the tests that can run here, but for slow ones; MARKS="not long" has those, too
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(MARKS)"
