@@ -613,10 +613,11 @@ def describe_running(path: Path) -> str:
 
 def refuse_empty(file: RunFile) -> None:
     """Raises NoVerdict for a run without a case: it ended before its first one, or still runs."""
-    if not file.records and is_running(file.path):
+    if file.records:
+        return
+    if is_running(file.path):
         raise NoVerdict(describe_running(file.path), "name it once it has ended")
-    if not file.records:
-        raise NoVerdict(f"{file.run.id} measured nothing", "collbench runs says how it ended")
+    raise NoVerdict(f"{file.run.id} measured nothing", "collbench runs says how it ended")
 
 
 def _lock_holder(path: Path) -> int:

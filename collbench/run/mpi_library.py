@@ -33,6 +33,11 @@ def load_mpi() -> Any:
     return MPI
 
 
+def _find_loaded() -> Any:
+    """The module mpi4py.MPI if this process has loaded it, else None."""
+    return getattr(sys.modules.get("mpi4py"), "MPI", None)
+
+
 def initialise_mpi() -> Any:
     """The module mpi4py.MPI, MPI initialised for calls by this thread alone. This process's
     handlers of signals stay. Raises CannotRun as load_mpi."""
@@ -47,7 +52,7 @@ def finalise_at_exit() -> None:
     """Have MPI, if it was initialised, end with the process, as all went well. Else it must not:
     MPI_Finalize would wait for ranks that are stuck."""
     cancel_finalise()
-    if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():
+    if (MPI := _find_loaded()) and MPI.Is_initialized():
         atexit.register(_finalise_mpi)
 
 
@@ -69,7 +74,7 @@ def _finalise_mpi() -> None:
 def end_process(status: int) -> NoReturn:
     """End this process at once. Where MPICH has ended in it, by C's own exit: only there does MPICH
     tell its process manager, which else takes the end for a crash and kills the other ranks."""
-    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    MPI = _find_loaded()
     if MPI and MPI.Is_finalized() and MPI.Get_library_version().startswith("MPICH"):
         limit = threading.Timer(LONGEST_EXIT_S, os._exit, (status,))
         limit.daemon = True

@@ -212,6 +212,7 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
 
 
 def test_a_folder_without_a_run_has_no_verdict(inside) -> None:
